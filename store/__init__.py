@@ -1,0 +1,1 @@
+"""Three programs meet only in the database, and agree here how to reach it and what it means."""

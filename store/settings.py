@@ -1,0 +1,125 @@
+"""Settings come from the environment or a flag, and a wrong one is named before anything starts."""
+
+import argparse
+import ssl
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the database is and who asks; `database` must exist already."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    database: str
+    unix_socket: str | None
+    tls: ssl.SSLContext | None
+
+
+class DatabaseSettings(BaseSettings):
+    """How every program reaches the one database."""
+
+    model_config = SettingsConfigDict(env_prefix="PARTWAY_")
+
+    database_url: str = Field(
+        description="Where the one database is: mysql://user:password@host:3306/database, "
+        "with ?unix_socket=/path for a socket, ?tls=on for an encrypted connection."
+    )
+    pool_size: int = Field(
+        10, ge=1, le=1000, description="How many connections one program may hold at once."
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _can_be_read(cls, url: str) -> str:
+        read_address(url)
+        return url
+
+
+def read_address(url: str) -> Address:
+    """The parts of a database URL; ValueError says which is wrong and shows none of them.
+
+    An unwritten / ? # or @ in a password moves what follows it into another part.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError("must be a URL: mysql://user:password@host:3306/database") from None
+    if parts.scheme not in ("mysql", "mariadb"):
+        raise ValueError("must begin with mysql:// or mariadb://")
+    try:
+        port = parts.port or 3306
+    except ValueError:
+        raise ValueError("the port must be a number up to 65535") from None
+    name = parts.path.removeprefix("/")
+    if not name:
+        raise ValueError("must name a database after the host: mysql://user@host/database")
+    if parts.fragment or "/" in name or "@" in name + parts.query:
+        raise ValueError("must write / ? # @ in a user, password or path as %2F %3F %23 %40")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if query.keys() - {"unix_socket", "tls"}:
+        raise ValueError("has an option that is not known; there are unix_socket and tls")
+    if query.get("tls", "off") not in ("on", "off"):
+        raise ValueError("tls must be on or off")
+    return Address(
+        host=parts.hostname or "localhost",
+        port=port,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=unquote(name),
+        unix_socket=query.get("unix_socket"),
+        tls=ssl.create_default_context() if query.get("tls") == "on" else None,
+    )
+
+
+class Flags(argparse.ArgumentParser):
+    """The flags of a program; a wrong one is refused in one line, as a wrong setting is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}\n")
+
+
+def read_settings(
+    kind: type[Settings], program: str, flags: Sequence[str] | None = None, about: str | None = None
+) -> Settings:
+    """The settings of a program: from its flags, else the environment, else the defaults.
+
+    Ends the process with status 2 and one line for each setting that is wrong, by its name.
+    `flags` is None for settings that have no flags, such as a URL with a password in it. `about`
+    is what --help says first.
+    """
+    parser = Flags(
+        prog=f"python -m {program}",
+        allow_abbrev=False,
+        description=about,
+        epilog="The database: PARTWAY_DATABASE_URL and PARTWAY_POOL_SIZE.",
+    )
+    prefix = kind.model_config.get("env_prefix", "")
+    for name, field in kind.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            default=argparse.SUPPRESS,
+            metavar="VALUE",
+            help=f"{field.description} ({prefix}{name.upper()})".replace("%", "%%"),
+        )
+    given = vars(parser.parse_args(flags if flags is not None else []))
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        for wrong in error.errors(include_input=False, include_url=False):
+            name = str(wrong["loc"][0]) if wrong["loc"] else ""
+            said = wrong["msg"].removeprefix("Value error, ")
+            setting = f"--{name.replace('_', '-')}" if name in given else f"{prefix}{name.upper()}"
+            print(f"{program}: {setting}: {said}", file=sys.stderr)
+        raise SystemExit(2) from None

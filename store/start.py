@@ -1,0 +1,134 @@
+"""A program looks at the server before it works on it, and refuses what it cannot run on."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from pymysql.err import MySQLError
+
+from store.database import Database, Unavailable, connect, pooled, said
+from store.settings import Address, DatabaseSettings, read_address
+
+SCHEMA = Path(__file__).parent.parent / "schema.sql"
+SCHEMA_VERSION = 1
+
+# MySQL enforces CHECK since 8.0.16; MariaDB knows SKIP LOCKED since 10.6.
+OLDEST_MYSQL = (8, 0, 16)
+OLDEST_MARIADB = (10, 6, 0)
+
+
+class Refusal(Exception):
+    """What a program cannot run on, in one line for the operator."""
+
+
+@asynccontextmanager
+async def opened(settings: DatabaseSettings) -> AsyncIterator[Database]:
+    """The database, checked and with its tables in place, for as long as the block lasts.
+
+    Raises Refusal, with the server's own words where it has any.
+    """
+    address = read_address(settings.database_url)
+    place = address.unix_socket or f"{address.host}:{address.port}"
+    async with AsyncExitStack() as stack:
+        try:
+            db = await stack.enter_async_context(pooled(settings))
+            await check_version(db)
+            await check_binlog(db)
+            await apply_schema(db)
+            await check_skip_locked(db, address)
+        except (MySQLError, OSError, Unavailable) as error:
+            raise Refusal(f"cannot use the database at {place}: {said(error)}") from error
+        yield db
+
+
+VERSION = "SELECT VERSION() AS version"
+
+
+async def check_version(db: Database) -> None:
+    """Nothing when the server is new enough; Refusal otherwise."""
+    version = (await db.read(VERSION))[0]["version"]
+    numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+    if numbers is None:
+        raise Refusal(f"the server calls itself {version!r}, which is no MySQL or MariaDB version")
+    found = tuple(int(number) for number in numbers.groups())
+    name, oldest = ("MariaDB", OLDEST_MARIADB) if "MariaDB" in version else ("MySQL", OLDEST_MYSQL)
+    if found < oldest:
+        wanted = ".".join(str(number) for number in oldest)
+        raise Refusal(f"the server is {version}; Partway needs {name} {wanted} or newer")
+
+
+BINLOG = "SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')"
+
+
+async def check_binlog(db: Database) -> None:
+    """Nothing when the binary log is off or written by rows; Refusal when it holds statements.
+
+    READ COMMITTED fails on a statement log (1665), and a replica would skip other rows than we did.
+    """
+    found = {row["Variable_name"]: row["Value"] for row in await db.read(BINLOG)}
+    if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
+        raise Refusal("the server writes its binary log by statement; set binlog_format = ROW")
+
+
+TABLES = """
+SELECT COUNT(*) AS found
+FROM   information_schema.tables
+WHERE  table_schema = DATABASE()
+  AND  table_name = 'schema_version'
+"""
+
+NEWEST_VERSION = "SELECT COALESCE(MAX(version), 0) AS version FROM schema_version"
+
+RECORD_VERSION = """
+INSERT INTO schema_version (version)
+VALUES (%s)
+ON DUPLICATE KEY UPDATE version = version
+"""
+
+
+async def apply_schema(db: Database) -> None:
+    """Nothing; afterwards the tables are there. Refusal when a newer program has changed them.
+
+    An account without the right to create tables will do where they exist already.
+    """
+    version = 0
+    if (await db.read(TABLES))[0]["found"]:
+        version = (await db.read(NEWEST_VERSION))[0]["version"]
+    if version > SCHEMA_VERSION:
+        raise Refusal(
+            f"the database holds schema version {version} and this program knows {SCHEMA_VERSION}: "
+            "run a newer Partway"
+        )
+    if version < SCHEMA_VERSION:
+        for statement in statements(SCHEMA.read_text(encoding="utf-8")):
+            await db.write(statement)
+        await db.write(RECORD_VERSION, (SCHEMA_VERSION,))
+
+
+def statements(script: str) -> list[str]:
+    """The statements of schema.sql, in order; each ends with a semicolon at the end of a line."""
+    return [part for part in re.split(r";[ \t]*$", script, flags=re.MULTILINE) if part.strip()]
+
+
+LOCK_VERSION = "SELECT version FROM schema_version LIMIT 1 FOR UPDATE SKIP LOCKED"
+
+
+async def check_skip_locked(db: Database, address: Address) -> None:
+    """Nothing when a second connection skips the row that the first one locked; Refusal otherwise.
+
+    Some engines accept the words and lock nothing, and two workers would claim the same segment.
+    """
+    async with db.transaction() as cursor:
+        # Finding nothing means that another program that starts now holds the row: it does skip.
+        if not await cursor.execute(LOCK_VERSION):
+            return
+        # Not from the pool, which may hold one connection only.
+        async with await connect(address) as second, second.cursor() as other:
+            locked_twice = await other.execute(LOCK_VERSION)
+    if locked_twice:
+        version = (await db.read(VERSION))[0]["version"]
+        raise Refusal(
+            f"the server ({version}) accepts SKIP LOCKED but does not lock: "
+            "two workers would claim the same segment"
+        )
