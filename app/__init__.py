@@ -1,0 +1,1 @@
+"""Callers need one synchronous door: it splits, waits, answers and cancels."""

@@ -1,0 +1,65 @@
+"""Every error is one problem document (RFC 9457) that says what was wrong and where."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+# The kinds that a program can tell apart, with the status that each is sent with.
+KINDS: Mapping[str, tuple[int, str]] = {
+    "invalid-json": (400, "The body is not JSON"),
+    "unknown-request": (404, "There is no such request"),
+    "settled": (410, "The request is settled"),
+    "body-too-large": (413, "The body is too large"),
+    "unsupported-media-type": (415, "The body is not application/json"),
+    "invalid-request": (422, "The request cannot be taken"),
+    "other-body": (422, "The id belongs to another body"),
+    "internal": (500, "Partway has failed"),
+    "unavailable": (503, "The database cannot be reached"),
+}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One fault of a body: a JSON pointer (RFC 6901; "" is the whole) and what is wrong there."""
+
+    pointer: str
+    detail: str
+
+
+class Problem(Exception):
+    """An error that is answered as application/problem+json."""
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        *,
+        wrong: list[Wrong] | None = None,
+        members: Mapping[str, Any] | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.title = KINDS[kind]
+        self.kind = kind
+        self.detail = detail
+        self.wrong = wrong or []
+        self.members = members or {}
+        self.retry_after_seconds = retry_after_seconds
+
+    def document(self) -> dict[str, Any]:
+        """The members of the problem document."""
+        return {
+            "type": f"urn:partway:problem:{self.kind}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            **({"errors": [vars(w) for w in self.wrong]} if self.wrong else {}),
+            **self.members,
+        }
+
+
+def plain(status: int) -> dict[str, Any]:
+    """The problem document of a status that has no kind of its own, such as 405."""
+    phrase = HTTPStatus(status).phrase
+    return {"type": "about:blank", "title": phrase, "status": status, "detail": f"{phrase}."}
