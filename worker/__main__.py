@@ -1,0 +1,69 @@
+"""`python -m worker` claims, computes and writes back; `python -m worker try` only computes."""
+
+import asyncio
+import logging
+import sys
+
+from store.loop import repeat, start_log, stop_on_signals
+from store.settings import DatabaseSettings, read_settings
+from store.start import Refusal, opened
+from worker import trial
+from worker.compute import Compute
+from worker.handler import HandlerError
+from worker.settings import WorkerSettings
+from worker.slots import Slots
+
+log = logging.getLogger("partway.worker")
+
+# How often a lease that cannot be renewed is looked for; a fraction of slots.LET_GO_SECONDS.
+LET_GO_PAUSE_SECONDS = 0.25
+
+
+async def work(database: DatabaseSettings, settings: WorkerSettings) -> None:
+    """Work until told to stop, then end in order; nothing comes back."""
+    stop = stop_on_signals()
+    async with opened(database) as db:
+        compute = Compute(
+            settings.handler,
+            settings.concurrency,
+            settings.time_limit_seconds,
+            settings.max_output_characters,
+        )
+        await compute.start()
+        try:
+            slots = Slots(db, compute, settings)
+            log.info(
+                "%s: handler %s, %d slots", settings.name, settings.handler, settings.concurrency
+            )
+            ended = asyncio.Event()
+            third = settings.lease_seconds / 3
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(
+                    repeat(slots.step, settings.idle_seconds, ended, wake=compute.seat_free)
+                )
+                loops.create_task(repeat(slots.renew, third, ended, first_seconds=third))
+                loops.create_task(repeat(slots.let_go, LET_GO_PAUSE_SECONDS, ended))
+                await stop.wait()
+                await slots.drain(settings.grace_seconds)
+                ended.set()
+        finally:
+            await compute.close()
+
+
+def main() -> int:
+    """The exit status of the program: 0, 1 (refused), or 2 (a setting is wrong)."""
+    if sys.argv[1:2] == ["try"]:
+        return trial.main(sys.argv[2:])
+    start_log()
+    settings = read_settings(WorkerSettings, "worker", sys.argv[1:])
+    database = read_settings(DatabaseSettings, "worker")
+    try:
+        asyncio.run(work(database, settings))
+    except (Refusal, HandlerError) as refusal:
+        print(f"worker: {refusal}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Which request an idle worker claims from decides who is answered whole when all cannot be."""
+
+import random
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from store.database import Database
+
+# A fixed order puts requests whose segments all run at the head: a short list would hide the rest.
+LIST_LENGTH = 1000
+
+# Older lists were simulated to cost answers, younger ones to gain none.
+LIST_SECONDS = 0.25
+
+# A list that has run dry is asked again soon, but not at every result that comes in.
+DRY_SECONDS = 0.02
+
+# The runs of this process by which it knows what it cannot finish, and how few say nothing yet.
+RUNS_KEPT = 64
+RUNS_NEEDED = 8
+
+# Each tenant's smallest request, then each tenant's second smallest: no tenant's flood fills the
+# list, and one tenant's requests stand in the order in which they are claimed from.
+ACTIVE = """
+SELECT id, tenant, TIMESTAMPDIFF(MICROSECOND, NOW(6), deadline) AS remaining_microseconds
+FROM   requests
+WHERE  status = 'active'
+  AND  deadline > NOW(6)
+ORDER  BY ROW_NUMBER() OVER (PARTITION BY tenant ORDER BY segments, id), RAND()
+LIMIT  %s
+"""
+
+
+@dataclass(frozen=True)
+class Active:
+    """A request that may have work; `ends_at` is its deadline on this process's monotonic clock."""
+
+    id: int
+    tenant: str
+    ends_at: float
+
+
+class Choice:
+    """The list of active requests, those set aside, and how long this process takes."""
+
+    def __init__(self, aside_seconds: float) -> None:
+        self._aside_seconds = aside_seconds
+        self._aside: dict[int, float] = {}
+        self._active: list[Active] = []
+        self._read_at = float("-inf")
+        self._runs: deque[float] = deque(maxlen=RUNS_KEPT)
+
+    async def next(self, db: Database) -> Active | None:
+        """The request to claim from; None when none may have work that can still be finished.
+
+        A tenant is drawn anew each time, and gives its smallest request: light tenants stay whole
+        under a flood, and a small request is not kept waiting by a large one.
+        """
+        age = time.monotonic() - self._read_at
+        drawn = self._draw() if age < LIST_SECONDS else None
+        if drawn is None and age > DRY_SECONDS:
+            await self._read(db)
+            drawn = self._draw()
+        return drawn
+
+    def refresh(self) -> None:
+        """Let the next call read the list again, however young it is."""
+        self._read_at = float("-inf")
+
+    def set_aside(self, request_id: int, seconds: float | None = None) -> None:
+        """Do not ask this request for a while: by default aside_seconds."""
+        wait = self._aside_seconds if seconds is None else min(seconds, self._aside_seconds)
+        self._aside[request_id] = time.monotonic() + wait
+
+    def note_run(self, run_seconds: float) -> None:
+        """Remember how long a segment took."""
+        self._runs.append(run_seconds)
+
+    def least_seconds(self) -> float:
+        """The time below which no segment is begun; 0.0 while too few have run here to tell."""
+        return statistics.median(self._runs) if len(self._runs) >= RUNS_NEEDED else 0.0
+
+    def _draw(self) -> Active | None:
+        now = time.monotonic()
+        enough = now + self.least_seconds()
+        smallest: dict[str, Active] = {}
+        for active in self._active:
+            if active.ends_at > enough and self._aside.get(active.id, now) <= now:
+                smallest.setdefault(active.tenant, active)
+        return random.choice(list(smallest.values())) if smallest else None
+
+    async def _read(self, db: Database) -> None:
+        rows = await db.read(ACTIVE, (LIST_LENGTH,))
+        now = self._read_at = time.monotonic()
+        self._active = [
+            Active(row["id"], row["tenant"], now + row["remaining_microseconds"] / 1_000_000)
+            for row in rows
+        ]
+        self._aside = {id_: until for id_, until in self._aside.items() if until > now}

@@ -1,0 +1,475 @@
+"""The worker must go on whatever a handler does, so it runs handlers in children it can replace.
+
+A sync handler gets one child for each seat; an async one gets a single child with all the seats.
+A segment that must end is asked to (`ctx.cancelled`, or the cancellation of an async handler);
+a child that has not let go of it shortly after is killed and replaced.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from worker.handler import HandlerError
+
+log = logging.getLogger("partway.worker")
+
+# Enough for an async handler to clean up, and hardly any of the time of a seat.
+KILL_AFTER_SECONDS = 0.25
+# A handler's close() may have to say goodbye to somebody; a program must not wait for it long.
+CLOSE_SECONDS = 5.0
+# How long what a dead child still said may take to arrive.
+LAST_WORDS_SECONDS = 0.25
+# A handler that cannot be set up now may wait for a server or for memory.
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+
+Message = dict[str, Any]
+Kind = Literal["done", "failed", "retry", "rejected", "stopped"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One attempt at one segment; `ends_at` is its request's deadline on the monotonic clock."""
+
+    request_id: int
+    index_no: int
+    attempt: int
+    source: str
+    params: dict[str, Any]
+    ends_at: float
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended; "stopped" means that nothing may be written for it."""
+
+    kind: Kind
+    result: str | None
+    error: str | None
+    after_seconds: float | None
+    run_seconds: float
+
+
+class _Child(asyncio.Protocol):
+    """One process that runs handler code, and the attempts in it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], hear: Callable[["_Child", Message], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.process = process
+        # Tells when the process ends, without a thread that waits and without a signal handler.
+        # asyncio's own processes wait in a thread, which loses the status when kill() looks first.
+        self.process_handle = os.pidfd_open(process.pid)
+        self.hear = hear
+        self.hello: asyncio.Future[Message] = loop.create_future()
+        self.silent: asyncio.Future[None] = loop.create_future()
+        self.end = loop.create_task(self._end())
+        self.seats = 0
+        self.running: dict[int, _Attempt] = {}
+        # A suspect runs in it, and nothing may run beside that one.
+        self.alone = False
+        self.killed = False
+        self.pieces: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(data)
+        # Only then joined: a result of some megabytes arrives in many pieces.
+        if b"\n" in data:
+            *lines, rest = b"".join(self.pieces).split(b"\n")
+            self.pieces = [rest]
+            for line in lines:
+                self.hear(self, json.loads(line))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.silent.set_result(None)
+        # It has ended or closed the socket; in both cases nothing can come from it any more.
+        self.stop_serving()
+
+    def send(self, message: Message) -> None:
+        """Write one message; a child that is gone hears nothing, and `end` tells of it."""
+        if not self.transport.is_closing():
+            self.transport.write(json.dumps(message).encode() + b"\n")
+
+    def kill(self) -> None:
+        """End the process for a reason of ours, so that no attempt in it is blamed for its end."""
+        self.killed = True
+        self.stop_serving()
+
+    def stop_serving(self) -> None:
+        """End the process, if it still lives; it takes no further attempt."""
+        self.seats = 0
+        self.process.kill()
+
+    async def _end(self) -> int:
+        """The exit status, once the process has ended and all it said has been heard."""
+        loop = asyncio.get_running_loop()
+        exited = asyncio.Event()
+        loop.add_reader(self.process_handle, exited.set)
+        try:
+            await exited.wait()
+        finally:
+            loop.remove_reader(self.process_handle)
+            os.close(self.process_handle)
+        status = self.process.wait()
+        # Bounded, because a process that the handler started may hold the socket open.
+        await asyncio.wait([self.silent], timeout=LAST_WORDS_SECONDS)
+        self.transport.abort()
+        return status
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """A piece of work on its way: waiting for a seat, in a child, or ended."""
+
+    work: Work
+    ended: asyncio.Future[Ending]
+    timer: asyncio.TimerHandle | None = None
+    number: int = 0
+    began: float | None = None
+    child: _Child | None = None
+    # Kind and error of its ending, whatever the handler still says.
+    decided: tuple[Kind, str] | None = None
+    # It ran beside others in a child that died, so it runs alone until it is known who did it.
+    suspect: bool = False
+
+
+class Compute:
+    """Runs attempts in children, each to one ending; a class, since children outlive calls.
+
+    `seat_free` is set whenever a segment could start; whoever waits for it clears it.
+    """
+
+    def __init__(
+        self,
+        handler: str,
+        concurrency: int,
+        time_limit_seconds: float,
+        max_output_characters: int,
+    ) -> None:
+        self.seat_free = asyncio.Event()
+        self._handler = handler
+        self._concurrency = concurrency
+        self._time_limit_seconds = time_limit_seconds
+        self._max_output_characters = max_output_characters
+        self._numbers = itertools.count(1)
+        self._children: list[_Child] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._waiting: deque[_Attempt] = deque()
+        self._suspects: deque[_Attempt] = deque()
+
+    async def start(self) -> None:
+        """Come back when the first child is ready; HandlerError says why there will be none."""
+        first = await self._launch()
+        is_async = first.hello.result()["async"]
+        seats = self._concurrency if is_async else 1
+        self._keepers = [asyncio.create_task(self._keep(first, seats))]
+        if not is_async:
+            self._keepers += [
+                asyncio.create_task(self._keep(None, seats)) for _ in range(1, self._concurrency)
+            ]
+        # One turn of the loop, in which the first keeper opens its seats.
+        await asyncio.sleep(0)
+
+    @property
+    def free(self) -> int:
+        """How many more segments could start now; 0 while the children are being replaced."""
+        if self._suspects or any(child.alone for child in self._children):
+            return 0
+        seats = sum(max(0, child.seats - len(child.running)) for child in self._children)
+        return max(0, seats - len(self._waiting))
+
+    async def run(self, work: Work) -> Ending:
+        """How the attempt ended, after waiting for a seat if none is free.
+
+        Raises nothing for what a handler does. When it is cancelled, it ends the handler first.
+        """
+        loop = asyncio.get_running_loop()
+        attempt = _Attempt(work, loop.create_future())
+        if work.ends_at <= time.monotonic():
+            self._end(attempt, "stopped", "the deadline was reached")
+        else:
+            self._wait_for_seat(attempt)
+            self._waiting.append(attempt)
+            self._hand_out()
+        try:
+            return await attempt.ended
+        except asyncio.CancelledError:
+            # The future was cancelled with us; a second one tells when the handler has ended.
+            attempt.ended = loop.create_future()
+            self._end(attempt, "stopped", "cancelled")
+            await attempt.ended
+            raise
+
+    async def close(self) -> None:
+        """Close the handlers and end the children; what still runs is stopped."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for child in self._children:
+            child.seats = 0
+            child.send({"kind": "close"})
+        ends = [child.end for child in self._children]
+        if ends:
+            await asyncio.wait(ends, timeout=CLOSE_SECONDS)
+        for child in self._children:
+            if not child.end.done():
+                log.warning("the handler has not closed in %g s and is killed", CLOSE_SECONDS)
+                child.kill()
+        await asyncio.gather(*ends)
+        running = [attempt for child in self._children for attempt in child.running.values()]
+        for attempt in (*running, *self._waiting, *self._suspects):
+            self._conclude(attempt, "stopped", error="the worker has closed")
+        self._children.clear()
+        self._waiting.clear()
+        self._suspects.clear()
+
+    # Attempts: each of these is called by the loop, never awaited, so that no cancellation can
+    # come between a seat and its count.
+
+    def _wait_for_seat(self, attempt: _Attempt) -> None:
+        """Have the attempt end at its deadline if it has no seat by then."""
+        self._set_timer(attempt, attempt.work.ends_at, "stopped", "the deadline was reached")
+
+    def _set_timer(self, attempt: _Attempt, ends_at: float, kind: Kind, error: str) -> None:
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        # asyncio's clock is time.monotonic(), the clock of ends_at.
+        loop = asyncio.get_running_loop()
+        attempt.timer = loop.call_at(ends_at, self._end, attempt, kind, error)
+
+    def _hand_out(self) -> None:
+        """Begin what can begin, and say so if a seat is left."""
+        for child in self._children:
+            while (attempt := self._next_for(child)) is not None:
+                self._begin(attempt, child)
+        if self.free:
+            self.seat_free.set()
+
+    def _next_for(self, child: _Child) -> _Attempt | None:
+        """The attempt that begins in this child now; None when nothing can."""
+        if child.alone or len(child.running) >= child.seats:
+            return None
+        if child.process.poll() is not None:
+            # Dead, but not noticed yet: an attempt that is sent to it would be blamed.
+            return None
+        if self._suspects:
+            return None if child.running else self._suspects.popleft()
+        return self._waiting.popleft() if self._waiting else None
+
+    def _begin(self, attempt: _Attempt, child: _Child) -> None:
+        work = attempt.work
+        attempt.began = time.monotonic()
+        attempt.number = next(self._numbers)
+        attempt.child = child
+        child.running[attempt.number] = attempt
+        child.alone = attempt.suspect
+        ends_at = attempt.began + self._time_limit_seconds
+        if ends_at < work.ends_at:
+            error = f"time limit of {self._time_limit_seconds:g} s reached"
+            self._set_timer(attempt, ends_at, "failed", error)
+        else:
+            # The timer it waited with stands for the deadline already.
+            ends_at = work.ends_at
+        child.send(
+            {
+                "kind": "run",
+                "id": attempt.number,
+                "text": work.source,
+                "params": work.params,
+                "index": work.index_no,
+                "attempt": work.attempt,
+                "ends_at": ends_at,
+            }
+        )
+
+    def _hear(self, child: _Child, message: Message) -> None:
+        """Act on one message of a child."""
+        if message["kind"] in ("ready", "unusable"):
+            child.hello.set_result(message)
+        elif message["kind"] == "unhealthy":
+            log.warning("the handler's process is replaced: %s", message["error"])
+            child.kill()
+        else:
+            attempt = child.running.pop(message["id"])
+            child.alone = False
+            self._conclude(
+                attempt,
+                message["kind"],
+                message.get("result"),
+                message.get("error"),
+                message.get("after"),
+            )
+            self._hand_out()
+
+    def _end(self, attempt: _Attempt, kind: Kind, error: str) -> None:
+        """End the attempt in this way, once its handler has let go or has been killed."""
+        if attempt.child is None:
+            for shelf in (self._waiting, self._suspects):
+                if attempt in shelf:
+                    shelf.remove(attempt)
+            self._conclude(attempt, kind, error=error)
+        elif attempt.decided is None:
+            attempt.decided = (kind, error)
+            attempt.child.send({"kind": "cancel", "id": attempt.number})
+            if attempt.timer is not None:
+                attempt.timer.cancel()
+            loop = asyncio.get_running_loop()
+            attempt.timer = loop.call_later(KILL_AFTER_SECONDS, self._kill_for, attempt)
+
+    def _kill_for(self, attempt: _Attempt) -> None:
+        """Kill the child whose handler does not let go of the attempt."""
+        assert attempt.child is not None
+        log.warning(
+            "the handler does not let go of request %d, segment %d: its process is killed",
+            attempt.work.request_id,
+            attempt.work.index_no,
+        )
+        attempt.child.kill()
+
+    def _conclude(
+        self,
+        attempt: _Attempt,
+        kind: Kind,
+        result: str | None = None,
+        error: str | None = None,
+        after_seconds: float | None = None,
+    ) -> None:
+        """Give the attempt its ending: the decided one, else this one."""
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        attempt.child = None
+        if attempt.decided is not None:
+            (kind, error), result, after_seconds = attempt.decided, None, None
+        run_seconds = 0.0 if attempt.began is None else time.monotonic() - attempt.began
+        if not attempt.ended.done():
+            attempt.ended.set_result(Ending(kind, result, error, after_seconds, run_seconds))
+
+    def _settle(self, child: _Child, how: str) -> None:
+        """Decide about each attempt in a child that has ended: who did it fails, others go on.
+
+        Where several ran and nobody killed it, each is a suspect and runs again alone: then the
+        one that kills its child again is known, and the others have lost no attempt.
+        """
+        attempts = list(child.running.values())
+        child.running.clear()
+        child.alone = False
+        innocent = []
+        for attempt in attempts:
+            attempt.child = None
+            if attempt.decided is not None:
+                self._conclude(attempt, *attempt.decided)
+            elif child.killed:
+                innocent.append(attempt)
+            elif len(attempts) == 1:
+                self._conclude(attempt, "failed", error=how)
+            else:
+                attempt.suspect = True
+                self._suspects.append(attempt)
+        # In front: they have waited once already.
+        self._waiting.extendleft(reversed(innocent))
+        for attempt in (*innocent, *self._suspects):
+            self._wait_for_seat(attempt)
+        self._hand_out()
+
+    # Children.
+
+    async def _launch(self) -> _Child:
+        """A child that is ready for work; HandlerError when the handler cannot be used."""
+        loop = asyncio.get_running_loop()
+        ours, process = begin_child(self._handler, self._max_output_characters)
+        child = _Child(process, self._hear)
+        try:
+            await loop.create_unix_connection(lambda: child, sock=ours)
+            waits: list[asyncio.Future[Any]] = [child.hello, child.end]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not child.hello.done():
+                raise HandlerError(f"{how_it_ended(child.end.result())} before it was ready")
+            if child.hello.result()["kind"] == "unusable":
+                raise HandlerError(child.hello.result()["error"])
+        except BaseException:
+            child.kill()
+            await child.end
+            raise
+        return child
+
+    async def _keep(self, child: _Child | None, seats: int) -> None:
+        """Keep one child alive for ever: put another in its place whenever it has ended."""
+        pause_seconds = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                child = child or await self._launch()
+            except (HandlerError, OSError) as error:
+                log.warning("%s; next try in %g s", error, pause_seconds)
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+                continue
+            child.seats = seats
+            self._children.append(child)
+            self._hand_out()
+            # Shielded, because close() ends this keeper and then still needs the child's end.
+            status = await asyncio.shield(child.end)
+            self._children.remove(child)
+            how = how_it_ended(status)
+            if not child.killed:
+                log.warning("%s; another is started", how)
+            served = bool(child.running) or child.killed
+            self._settle(child, how)
+            if served:
+                pause_seconds = FIRST_PAUSE_SECONDS
+            else:
+                # It died while idle, and the next one may do so at once.
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+            child = None
+
+
+def begin_child(
+    handler: str, max_output_characters: int
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The socket to a new child and its process."""
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.ExitStack() as on_error:
+        on_error.enter_context(ours)
+        # The program is this Python with a module of ours.
+        process = subprocess.Popen(  # noqa: S603
+            [
+                sys.executable,
+                # What a handler prints must be seen even if it is killed right after.
+                "-u",
+                "-m",
+                "worker.child",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                str(max_output_characters),
+                handler,
+            ],
+            stdin=subprocess.DEVNULL,
+            # Standard output belongs to the results of `try`.
+            stdout=sys.__stderr__,
+            pass_fds=[theirs.fileno()],
+        )
+        on_error.pop_all()
+    return ours, process
+
+
+def how_it_ended(status: int) -> str:
+    """A sentence for the exit status of a child."""
+    if status < 0:
+        return f"the handler's process ended by signal {-status}"
+    return f"the handler's process ended with exit status {status}"

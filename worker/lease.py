@@ -1,0 +1,384 @@
+"""Exclusive takeout and the fence that makes at-least-once safe are one idea, read together."""
+
+import secrets
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import aiomysql
+
+from store.database import Database, error_number, listed
+
+LOCK_WAIT = 1205
+
+# What one write-back statement carries at most, unless a single result is longer: MariaDB takes no
+# packet over 16 MiB unless told to.
+WRITE_CHARACTERS = 1_000_000
+
+# MySQL and the schema agree on what a reason may have.
+ERROR_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write one result, as long as nobody else has claimed the segment since."""
+
+    request_id: int
+    index_no: int
+    token: bytes
+    attempt: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A result that waits to be written back."""
+
+    lease: Lease
+    result: str
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What one exchange brought: the claimed, those failed at max_attempts, and the leases lost.
+
+    `held` are results whose rows another transaction has in its hands: to be tried again.
+    """
+
+    claimed: list[Lease]
+    exhausted: int
+    lost: list[Lease]
+    held: list[Ready]
+
+
+# Inside one active request only: its rows lie together, so the cost is the same with a million dead
+# rows elsewhere, and no index is needed. The request is checked in a scalar subquery: a join, or
+# EXISTS on MariaDB, would lock its row, and the next claim would find nothing and a cancel wait.
+# lease_until on a pending row means "not before".
+CLAIM = """
+SELECT s.index_no, s.attempts, s.source
+FROM   segments s
+WHERE  s.request_id = %s
+  AND  (s.status = 'pending' OR s.status = 'processing')
+  AND  (s.lease_until IS NULL OR s.lease_until < NOW(6))
+  AND  (SELECT r.status = 'active' AND r.deadline > NOW(6)
+        FROM   requests r
+        WHERE  r.id = s.request_id)
+ORDER  BY s.index_no
+LIMIT  %s
+FOR UPDATE SKIP LOCKED
+"""
+
+# Counted here, at the claim: a segment that kills its worker reaches no later count.
+LEASE = """
+UPDATE segments
+SET    status = 'processing',
+       lease_token = %s,
+       owner_id = %s,
+       lease_until = NOW(6) + INTERVAL %s MICROSECOND,
+       attempts = attempts + 1
+WHERE  request_id = %s
+  AND  index_no IN (...)
+"""
+
+# An error that an attempt left behind says more than this one.
+EXHAUST = """
+UPDATE segments
+SET    status = 'failed',
+       error = COALESCE(error, %s),
+       lease_token = NULL,
+       lease_until = NULL
+WHERE  request_id = %s
+  AND  index_no IN (...)
+"""
+
+
+async def claim(
+    cursor: aiomysql.DictCursor,
+    request_id: int,
+    count: int,
+    token: bytes,
+    owner_id: str,
+    lease_seconds: float,
+    max_attempts: int,
+) -> tuple[list[Lease], int]:
+    """The claimed segments of one request, and how many were failed instead of claimed again."""
+    await cursor.execute(CLAIM, (request_id, count))
+    rows = await cursor.fetchall()
+    spent = [row["index_no"] for row in rows if row["attempts"] >= max_attempts]
+    fresh = [row for row in rows if row["attempts"] < max_attempts]
+    if fresh:
+        numbers = [row["index_no"] for row in fresh]
+        await cursor.execute(
+            listed(LEASE, len(numbers)),
+            (token, owner_id, int(lease_seconds * 1_000_000), request_id, *numbers),
+        )
+    if spent:
+        reason = f"given up after {max_attempts} attempts: the worker did not live to say why"
+        await cursor.execute(listed(EXHAUST, len(spent)), (reason, request_id, *spent))
+    leases = [
+        Lease(request_id, row["index_no"], token, row["attempts"] + 1, row["source"])
+        for row in fresh
+    ]
+    return leases, len(spent)
+
+
+# The fence: token and status. A segment that was claimed again, given back, failed or done since
+# changes nothing. A listed row without its WHEN would become NULL, which the table refuses.
+WRITE_BACK = """
+UPDATE segments
+SET    status = 'done',
+       result = CASE index_no WHEN ... THEN ... END,
+       error = NULL,
+       lease_until = NULL
+WHERE  request_id = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+  AND  index_no IN (...)
+"""
+
+# The token stays on a done row, so a write-back whose reply was lost is found to be ours.
+WRITTEN = """
+SELECT index_no
+FROM   segments
+WHERE  request_id = %s
+  AND  lease_token = %s
+  AND  status = 'done'
+  AND  index_no IN (...)
+"""
+
+# After a lock wait: one row in the hands of a frozen client would hold back all the others.
+RESCUE = """
+SELECT index_no
+FROM   segments
+WHERE  request_id = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+  AND  index_no IN (...)
+FOR UPDATE SKIP LOCKED
+"""
+
+
+async def write_back(
+    cursor: aiomysql.DictCursor, ready: Sequence[Ready], careful: bool
+) -> tuple[list[Lease], list[Ready]]:
+    """The leases that turn out to be lost, and the results that had to stay behind.
+
+    `careful` writes only rows that nobody else has locked. In order of request and index: two
+    processes that wrote each other's stale rows in different orders would deadlock.
+    """
+    lost: list[Lease] = []
+    held: list[Ready] = []
+    for part in parts(ready):
+        request_id, token = part[0].lease.request_id, part[0].lease.token
+        if careful:
+            free = await numbers(cursor, RESCUE, request_id, token, part)
+            held += [item for item in part if item.lease.index_no not in free]
+            part = [item for item in part if item.lease.index_no in free]
+        if not part:
+            continue
+        cases = [value for item in part for value in (item.lease.index_no, item.result)]
+        found = [item.lease.index_no for item in part]
+        written = await cursor.execute(
+            listed(WRITE_BACK, len(part)), (*cases, request_id, token, *found)
+        )
+        if written < len(part):
+            ours = await numbers(cursor, WRITTEN, request_id, token, part)
+            lost += [item.lease for item in part if item.lease.index_no not in ours]
+    return lost, held
+
+
+def parts(ready: Iterable[Ready]) -> list[list[Ready]]:
+    """The results that go into one statement each: same request, same token, not too long."""
+    groups: list[list[Ready]] = []
+    characters = 0
+    for item in sorted(ready, key=lambda r: (r.lease.request_id, r.lease.token, r.lease.index_no)):
+        characters += len(item.result)
+        if (
+            groups
+            and groups[-1][0].lease.token == item.lease.token
+            and characters <= WRITE_CHARACTERS
+        ):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+            characters = len(item.result)
+    return sorted(groups, key=lambda group: (group[0].lease.request_id, group[0].lease.index_no))
+
+
+async def numbers(
+    cursor: aiomysql.DictCursor, statement: str, request_id: int, token: bytes, part: list[Ready]
+) -> set[int]:
+    """The index numbers that one of the statements above finds for these results."""
+    wanted = [item.lease.index_no for item in part]
+    await cursor.execute(listed(statement, len(wanted)), (request_id, token, *wanted))
+    return {row["index_no"] for row in await cursor.fetchall()}
+
+
+HOLDING = """
+SELECT index_no, attempts, source
+FROM   segments
+WHERE  request_id = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+"""
+
+
+async def exchange(
+    db: Database,
+    ready: Sequence[Ready],
+    request_id: int | None,
+    count: int,
+    owner_id: str,
+    lease_seconds: float,
+    max_attempts: int,
+    careful: bool = False,
+) -> Exchanged:
+    """Write back what is ready and claim up to `count` segments of one request, in one transaction.
+
+    `request_id` is None to claim nothing; `careful` is for results that were held before. Raises
+    Unavailable when neither was done or nobody can tell: then the same results may be handed in
+    again, and a claim runs out by itself.
+    """
+    token = secrets.token_bytes(16)
+
+    async def once(trouble: Exception | None) -> Exchanged:
+        async with db.transaction() as cursor:
+            waits = careful or error_number(trouble) == LOCK_WAIT
+            lost, held = await write_back(cursor, ready, waits)
+            claimed: list[Lease] = []
+            exhausted = 0
+            if request_id is not None:
+                if trouble is not None:
+                    # The run before may have been committed and only its reply lost.
+                    await cursor.execute(HOLDING, (request_id, token))
+                    claimed = [
+                        Lease(request_id, row["index_no"], token, row["attempts"], row["source"])
+                        for row in await cursor.fetchall()
+                    ]
+                if not claimed:
+                    claimed, exhausted = await claim(
+                        cursor, request_id, count, token, owner_id, lease_seconds, max_attempts
+                    )
+        return Exchanged(claimed, exhausted, lost, held)
+
+    return await db.retry(once)
+
+
+# One statement for all the leases of a process, every third of a lease.
+RENEW = """
+UPDATE segments
+SET    lease_until = NOW(6) + INTERVAL %s MICROSECOND
+WHERE  status = 'processing'
+  AND  (held)
+"""
+
+HELD = "request_id = %s AND lease_token = %s AND index_no IN (...)"
+
+STILL_HELD = """
+SELECT request_id, index_no, lease_token
+FROM   segments
+WHERE  status = 'processing'
+  AND  (held)
+"""
+
+STILL_FREE = STILL_HELD + "FOR UPDATE SKIP LOCKED\n"
+
+
+async def renew(db: Database, leases: Sequence[Lease], lease_seconds: float) -> list[Lease]:
+    """Let these leases run from now on again; those that are lost.
+
+    A lease whose row another transaction has locked is neither renewed nor called lost.
+    """
+
+    async def once(trouble: Exception | None) -> list[Lease]:
+        async with db.transaction() as cursor:
+            mine = list(leases)
+            if error_number(trouble) == LOCK_WAIT:
+                # Waiting again for the one row would let all the others run out.
+                free = await found(cursor, STILL_FREE, mine)
+                mine = [lease for lease in mine if key(lease) in free]
+            if not mine:
+                return []
+            where, values = held_by(mine)
+            renewed = await cursor.execute(
+                RENEW.replace("(held)", where), (int(lease_seconds * 1_000_000), *values)
+            )
+            if renewed == len(mine):
+                return []
+            still = await found(cursor, STILL_HELD, mine)
+            return [lease for lease in mine if key(lease) not in still]
+
+    return await db.retry(once) if leases else []
+
+
+def key(lease: Lease) -> tuple[int, int, bytes]:
+    """What names one lease in the rows."""
+    return lease.request_id, lease.index_no, lease.token
+
+
+def held_by(leases: Sequence[Lease]) -> tuple[str, list[int | bytes]]:
+    """The condition that finds these leases by the primary key, and its values."""
+    groups: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    for lease in leases:
+        groups[lease.request_id, lease.token].append(lease.index_no)
+    conditions = [f"({listed(HELD, len(numbers))})" for numbers in groups.values()]
+    values: list[int | bytes] = []
+    for (request_id, token), numbers in groups.items():
+        values += [request_id, token, *numbers]
+    return f"({' OR '.join(conditions)})", values
+
+
+async def found(
+    cursor: aiomysql.DictCursor, statement: str, leases: Sequence[Lease]
+) -> set[tuple[int, int, bytes]]:
+    """The keys of those leases that one of the statements above finds."""
+    where, values = held_by(leases)
+    await cursor.execute(statement.replace("(held)", where), values)
+    return {
+        (row["request_id"], row["index_no"], row["lease_token"]) for row in await cursor.fetchall()
+    }
+
+
+# attempts is lowered only by the one whose fence still holds, so a repeat lowers it once.
+GIVE_BACK = """
+UPDATE segments
+SET    status = 'pending',
+       lease_token = NULL,
+       lease_until = NULL,
+       attempts = attempts - 1
+WHERE  request_id = %s
+  AND  index_no = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+"""
+
+
+async def give_back(db: Database, lease: Lease) -> bool:
+    """Make the segment claimable at once, its attempt not counted; False when the lease is lost."""
+    return await db.write(GIVE_BACK, (lease.request_id, lease.index_no, lease.token)) == 1
+
+
+FAIL = """
+UPDATE segments
+SET    status = IF(attempts >= %s, 'failed', 'pending'),
+       error = %s,
+       lease_token = NULL,
+       lease_until = NOW(6) + INTERVAL %s MICROSECOND
+WHERE  request_id = %s
+  AND  index_no = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+"""
+
+
+async def fail(
+    db: Database, lease: Lease, error: str, after_seconds: float, max_attempts: int
+) -> bool:
+    """Record a failed attempt: again after `after_seconds`, or failed for good at max_attempts.
+
+    False when the lease is lost. max_attempts 0 fails it for good whatever the count.
+    """
+    values = (max_attempts, error[:ERROR_CHARACTERS], int(after_seconds * 1_000_000))
+    fence = (lease.request_id, lease.index_no, lease.token)
+    return await db.write(FAIL, (*values, *fence)) == 1

@@ -1,0 +1,218 @@
+"""One claimer fills all the slots of a process, and writes back for all of them."""
+
+import asyncio
+import functools
+import json
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from store.database import Database
+from store.loop import rest
+from worker.choice import Active, Choice
+from worker.compute import Compute, Ending, Work
+from worker.lease import Lease, Ready, exchange, fail, give_back, renew
+from worker.settings import WorkerSettings
+
+log = logging.getLogger("partway.worker")
+
+# A handler is stopped this long before its lease ends, when the lease could not be renewed.
+LET_GO_SECONDS = 1.0
+
+# What is ready at the end is written back if the database answers within this.
+LAST_WRITES_SECONDS = 5.0
+
+# Every segment of a request has the same params, and a process meets many requests in turn.
+PARAMS_KEPT = 256
+
+PARAMS = """
+SELECT params
+FROM   requests
+WHERE  id = %s
+"""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed attempt that waits to be recorded; max_attempts 0 makes it the last."""
+
+    lease: Lease
+    error: str
+    after_seconds: float
+    max_attempts: int
+
+
+class Slots:
+    """The segments that this process holds: those that run, and what is not written back yet."""
+
+    def __init__(self, db: Database, compute: Compute, settings: WorkerSettings) -> None:
+        self._db = db
+        self._compute = compute
+        self._settings = settings
+        self._choice = Choice(settings.aside_seconds)
+        self._draining = False
+        self._running: dict[Lease, asyncio.Task[Ending]] = {}
+        self._lease_ends_at: dict[Lease, float] = {}
+        self._ready: list[Ready] = []
+        self._careful = False
+        self._failures: list[Failure] = []
+        self._params: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._trouble: BaseException | None = None
+        self.empty = asyncio.Event()
+        self.empty.set()
+
+    async def step(self) -> bool:
+        """One exchange; False when there is nothing to claim and nothing to write back."""
+        if self._trouble is not None:
+            raise self._trouble
+        if self._failures:
+            await self._record(self._failures[0])
+            del self._failures[0]
+            self._note_change()
+            return True
+        # Before anything is awaited: a seat may become free meanwhile, but none is taken.
+        free = min(self._compute.free, self._settings.concurrency - len(self._running))
+        active = None
+        if free > 0 and not self._draining:
+            active = await self._choice.next(self._db)
+        params = await self._params_of(active) if active is not None else None
+        ready = list(self._ready)
+        if active is None and not ready:
+            return False
+        began = time.monotonic()
+        brought = await exchange(
+            self._db,
+            ready,
+            active.id if active is not None else None,
+            free,
+            self._settings.name,
+            self._settings.lease_seconds,
+            self._settings.max_attempts,
+            self._careful,
+        )
+        self._ready = brought.held + self._ready[len(ready) :]
+        self._careful = bool(brought.held)
+        for lease in brought.lost:
+            log.warning("%s: lease lost, result dropped", named(lease))
+        if active is not None:
+            for lease in brought.claimed:
+                self._start(lease, active, params or {}, began)
+            if len(brought.claimed) + brought.exhausted < free:
+                self._choice.set_aside(active.id)
+            if brought.exhausted:
+                log.warning("request %d: %d segments given up", active.id, brought.exhausted)
+        self._note_change()
+        # What was asked in vain is set aside now, so there is another to ask, or none.
+        return active is not None or len(brought.held) < len(ready)
+
+    async def renew(self) -> bool:
+        """Renew every lease held here, and stop what runs on a lease that is lost; False always."""
+        held = [*self._running, *(item.lease for item in self._ready)]
+        began = time.monotonic()
+        lost = await renew(self._db, held, self._settings.lease_seconds)
+        for lease in held:
+            if lease in self._lease_ends_at:
+                self._lease_ends_at[lease] = began + self._settings.lease_seconds
+        for lease in lost:
+            if lease in self._running:
+                log.warning("%s: lease lost, handler stopped", named(lease))
+                self._running[lease].cancel()
+        return False
+
+    async def let_go(self) -> bool:
+        """Stop what runs on a lease that ends before it can be renewed; False always.
+
+        Whoever claims the segment next must not find it still running here.
+        """
+        last = time.monotonic() + LET_GO_SECONDS
+        for lease, ends_at in self._lease_ends_at.items():
+            if ends_at < last:
+                log.warning("%s: lease not renewed in time, handler stopped", named(lease))
+                self._running[lease].cancel()
+        return False
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Claim nothing more, let what runs finish within the grace, then give the rest back."""
+        self._draining = True
+        await rest(grace_seconds, self.empty)
+        running = dict(self._running)
+        for task in running.values():
+            task.cancel()
+        await asyncio.gather(*running.values(), return_exceptions=True)
+        for lease in running:
+            await give_back(self._db, lease)
+            log.info("%s: given back", named(lease))
+        await rest(LAST_WRITES_SECONDS, self.empty)
+
+    async def _params_of(self, active: Active) -> dict[str, Any]:
+        if active.id not in self._params:
+            rows = await self._db.read(PARAMS, (active.id,))
+            # Settled since the list was read: then there is no segment left to claim either.
+            self._params[active.id] = json.loads(rows[0]["params"]) if rows else {}
+            if len(self._params) > PARAMS_KEPT:
+                self._params.popitem(last=False)
+        return self._params[active.id]
+
+    def _start(self, lease: Lease, active: Active, params: dict[str, Any], began: float) -> None:
+        work = Work(
+            request_id=lease.request_id,
+            index_no=lease.index_no,
+            attempt=lease.attempt,
+            source=lease.source,
+            params=params,
+            ends_at=active.ends_at,
+        )
+        self._lease_ends_at[lease] = began + self._settings.lease_seconds
+        self._running[lease] = task = asyncio.create_task(self._compute.run(work))
+        task.add_done_callback(functools.partial(self._ended, lease))
+
+    def _ended(self, lease: Lease, task: asyncio.Task[Ending]) -> None:
+        del self._running[lease]
+        del self._lease_ends_at[lease]
+        if not task.cancelled():
+            # No handler can cause an exception here: it is a fault of ours, for the next step.
+            self._trouble = self._trouble or task.exception()
+            if task.exception() is None:
+                self._take(lease, task.result())
+        self._note_change()
+
+    def _take(self, lease: Lease, ending: Ending) -> None:
+        """Put the ending of an attempt where the next step finds it."""
+        if ending.kind == "stopped":
+            return  # its deadline has passed: whatever were written would be void
+        self._choice.note_run(ending.run_seconds)
+        if ending.kind == "done":
+            assert ending.result is not None
+            self._ready.append(Ready(lease, ending.result))
+            return
+        error = ending.error or ending.kind
+        log.warning("%s: attempt %d: %s", named(lease), lease.attempt, error)
+        after, most = self._settings.retry_seconds, self._settings.max_attempts
+        if ending.kind == "retry" and ending.after_seconds is not None:
+            after = ending.after_seconds
+        if ending.kind == "rejected":
+            most = 0
+        self._failures.append(Failure(lease, error, after, most))
+
+    async def _record(self, failure: Failure) -> None:
+        recorded = await fail(
+            self._db, failure.lease, failure.error, failure.after_seconds, failure.max_attempts
+        )
+        if not recorded:
+            log.warning("%s: lease lost, failure dropped", named(failure.lease))
+        elif failure.lease.attempt < failure.max_attempts:
+            self._choice.set_aside(failure.lease.request_id, failure.after_seconds)
+
+    def _note_change(self) -> None:
+        self._compute.seat_free.set()
+        if self._running or self._ready or self._failures:
+            self.empty.clear()
+        else:
+            self.empty.set()
+
+
+def named(lease: Lease) -> str:
+    """A segment as logs name it."""
+    return f"request {lease.request_id} segment {lease.index_no}"
