@@ -1,0 +1,1 @@
+"""Billing must never be lost and the hot path must be fast: two promises do not share a process."""

@@ -1,0 +1,168 @@
+"""`python -m batch` closes what is overdue and settles; its other words report and exit."""
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+from pymysql.err import MySQLError
+
+from batch.report import audit, standing, usage
+from batch.settings import BatchSettings
+from batch.settle import PAGE, settle, settleable
+from batch.sweep import abandon, overdue
+from store.database import Database, Row, Unavailable, said
+from store.loop import repeat, start_log, stop_on_signals, until_idle
+from store.settings import DatabaseSettings, Flags, read_settings
+from store.start import Refusal, opened
+
+log = logging.getLogger("partway.batch")
+
+WORDS = ("usage", "audit", "status")
+
+
+ABOUT = """Closes what is overdue and settles what is ready, until it is told to stop.
+--once does so until nothing more is ready, and exits. `python -m batch usage`, `audit` and `status`
+report what was metered, whether rows and ledger agree, and what waits (each has --help)."""
+
+
+class Batch:
+    """One batch: where its next look begins, and what it has complained of, to do so once."""
+
+    def __init__(self, db: Database, settings: BatchSettings, stop: asyncio.Event) -> None:
+        self._db = db
+        self._settings = settings
+        self._stop = stop
+        self._after = 0
+        self._refused: set[int] = set()
+
+    async def step(self) -> bool:
+        """Close what is overdue, settle a page of what is ready; False when nothing more waits."""
+        closed = settled = 0
+        for request_id in await overdue(self._db, self._settings.grace_seconds):
+            closed += await self._tried(request_id, abandon(self._db, request_id))
+        page = await settleable(self._db, self._settings.keep_seconds, self._after)
+        # However many are put off, those behind them come next.
+        more = len(page) == PAGE
+        self._after = page[-1] if more else 0
+        # In no order, so that two batches seldom meet.
+        for request_id in random.sample(page, len(page)):
+            if self._stop.is_set():
+                break
+            settled += await self._tried(request_id, self._settled(request_id))
+        if closed or settled:
+            log.info("%d closed as abandoned, %d settled", closed, settled)
+        return bool(closed or settled or more)
+
+    async def _settled(self, request_id: int) -> bool:
+        return await settle(self._db, request_id, self._settings.keep_seconds) == "settled"
+
+    async def _tried(self, request_id: int, doing: Awaitable[bool]) -> bool:
+        try:
+            return await doing
+        except MySQLError as error:
+            # Another record of the same id, or rows that the tables refuse. Nothing is deleted, and
+            # one does not hold up the rest.
+            if request_id not in self._refused:
+                self._refused.add(request_id)
+                log.error("request %d is left as it is: %s", request_id, said(error))
+            return False
+
+
+async def run(database: DatabaseSettings, settings: BatchSettings, once: bool) -> None:
+    """Settle until told to stop or, `once`, until nothing more is ready; nothing comes back."""
+    stop = stop_on_signals()
+    async with opened(database) as db:
+        batch = Batch(db, settings, stop)
+        if once:
+            await until_idle(batch.step, stop)
+        else:
+            log.info("settling, %g s after the close", settings.keep_seconds)
+            await repeat(batch.step, settings.idle_seconds, stop)
+
+
+async def report(
+    database: DatabaseSettings, ask: Callable[[Database], Awaitable[list[Row]]], as_json: bool
+) -> int:
+    """Print what was asked; how many rows it has."""
+    async with opened(database) as db:
+        rows = await ask(db)
+    if as_json:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False, default=str))
+    elif rows:
+        print_table(rows)
+    return len(rows)
+
+
+def print_table(rows: list[Row]) -> None:
+    """Rows with the same members, in columns; nothing comes back."""
+    lines = [list(rows[0]), *([str("" if v is None else v) for v in row.values()] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
+
+
+def point_in_time(text: str) -> datetime:
+    """A date or a time (ISO 8601), UTC where it does not say, as the database keeps it."""
+    try:
+        given = datetime.fromisoformat(text)
+        return given.astimezone(UTC).replace(tzinfo=None) if given.tzinfo else given
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time such as 2026-12-01 or 2026-12-01T09:30+01:00"
+        ) from None
+
+
+def ask(word: str, flags: list[str]) -> int:
+    """The exit status of `usage`, `audit` or `status`."""
+    parser = Flags(prog=f"python -m batch {word}", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    if word == "usage":
+        first, last = datetime(1970, 1, 1), datetime(9999, 1, 1)
+        for flag, default, text in (
+            ("--from", first, "metered then or later"),
+            ("--to", last, "metered before then"),
+        ):
+            parser.add_argument(
+                flag, dest=flag[2:], type=point_in_time, default=default, metavar="TIME", help=text
+            )
+    given = vars(parser.parse_args(flags))
+    database = read_settings(DatabaseSettings, "batch")
+    asks: dict[str, Callable[[Database], Awaitable[list[Row]]]] = {
+        "usage": lambda db: usage(db, given["from"], given["to"]),
+        "audit": audit,
+        "status": standing,
+    }
+    found = asyncio.run(report(database, asks[word], given["json"]))
+    if word != "audit":
+        return 0
+    print(f"batch: {found or 'no'} breaches of the laws", file=sys.stderr)
+    return 1 if found else 0
+
+
+def main() -> int:
+    """The exit status: 0, 1 (refused, or the audit found something), 2 (a setting is wrong)."""
+    start_log()
+    flags = sys.argv[1:]
+    try:
+        if flags and flags[0] in WORDS:
+            return ask(flags[0], flags[1:])
+        once = "--once" in flags
+        flags = [flag for flag in flags if flag != "--once"]
+        settings = read_settings(BatchSettings, "batch", flags, ABOUT)
+        asyncio.run(run(read_settings(DatabaseSettings, "batch"), settings, once))
+    except (Refusal, Unavailable) as refusal:
+        print(f"batch: {refusal}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The batch is told by its settings how long an answer is kept and when a node counts as dead."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class BatchSettings(BaseSettings):
+    """What the batch can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="PARTWAY_BATCH_")
+
+    # A caller whose connection broke comes back within a minute, or not at all.
+    keep_seconds: float = Field(
+        60,
+        ge=0,
+        le=86_400,
+        description="How long a closed request stays readable before it settles.",
+    )
+    # A node that lives has answered long before.
+    grace_seconds: float = Field(
+        5,
+        ge=0,
+        le=3600,
+        description="How long after its deadline a request is given up as abandoned.",
+    )
+    idle_seconds: float = Field(
+        1, gt=0, le=3600, description="The longest rest between two looks for something to settle."
+    )

@@ -1,0 +1,109 @@
+"""Metering and deleting are one transaction: the bill is the answer, counted once, never lost."""
+
+from typing import Literal
+
+import aiomysql
+
+from store.database import Database, retried
+
+Settling = Literal["settled", "put off", "gone"]
+
+# How many candidates are read at once: after days without a batch there may be a million.
+PAGE = 1000
+
+# Read without a lock: a candidate that is locked in order of id locks every other candidate on
+# MySQL, and a lock on an active row would make its close wait. In order of id, by the primary key
+# (measured: 10 ms past 50,000 active requests), so that the next page begins behind this one.
+SETTLEABLE = """
+SELECT id
+FROM   requests
+WHERE  id > %s
+  AND  status <> 'active'
+  AND  closed_at < NOW(6) - INTERVAL %s MICROSECOND
+ORDER  BY id
+LIMIT  %s
+"""
+
+
+async def settleable(db: Database, keep_seconds: float, after: int) -> list[int]:
+    """A page of the final requests that were kept long enough, of those with an id above `after`.
+
+    Fewer than PAGE when no more lie behind them.
+    """
+    rows = await db.read(SETTLEABLE, (after, int(keep_seconds * 1_000_000), PAGE))
+    return [row["id"] for row in rows]
+
+
+LOCK_REQUEST = """
+SELECT segments,
+       status = 'cancelled' AND deadline >= NOW(6) - INTERVAL %s MICROSECOND AS waits_for_leases
+FROM   requests
+WHERE  id = %s
+FOR UPDATE SKIP LOCKED
+"""
+
+# All of them, before anything is counted: a late write-back between the sum and the delete would be
+# accepted, deleted and never billed. A frozen client may hold one; then there are fewer than the
+# request has.
+LOCK_SEGMENTS = """
+SELECT status = 'processing' AND lease_until >= NOW(6) AS is_live
+FROM   segments
+WHERE  request_id = %s
+FOR UPDATE SKIP LOCKED
+"""
+
+# Counted through the outcome: what the caller was answered, whatever has become done since. Of a
+# cancelled request the stragglers count too, those that ran at the close.
+METER = """
+INSERT INTO meter
+       (tenant, public_id, status, segments, input_characters, output_characters, billed,
+        settled_at)
+SELECT r.tenant, r.public_id, r.status,
+       COUNT(s.index_no),
+       COALESCE(SUM(CHAR_LENGTH(s.source)), 0),
+       COALESCE(SUM(CHAR_LENGTH(s.result)), 0),
+       r.status <> 'abandoned',
+       NOW(6)
+FROM   requests r
+LEFT   JOIN segments s
+       ON  s.request_id = r.id
+       AND s.status = 'done'
+       AND (SUBSTRING(r.outcome, s.index_no + 1, 1) = 'd'
+            OR r.status <> 'completed' AND SUBSTRING(r.outcome, s.index_no + 1, 1) = 'r')
+WHERE  r.id = %s
+GROUP  BY r.id, r.tenant, r.public_id, r.status
+"""
+
+FORGET_SEGMENTS = "DELETE FROM segments WHERE request_id = %s"
+
+FORGET_REQUEST = "DELETE FROM requests WHERE id = %s"
+
+
+@retried
+async def settle(db: Database, request_id: int, keep_seconds: float) -> Settling:
+    """Meter a final request and delete it: record first, delete second, commit once.
+
+    Only for ids that were read as final. "put off" when somebody holds one of its rows, or when it
+    was cancelled and a straggler's lease is live, though not beyond deadline + keep; "gone" when
+    another batch holds it or was first.
+    """
+    async with db.transaction() as cursor:
+        await cursor.execute(LOCK_REQUEST, (int(keep_seconds * 1_000_000), request_id))
+        request = await cursor.fetchone()
+        if request is None:
+            return "gone"
+        await cursor.execute(LOCK_SEGMENTS, (request_id,))
+        segments = await cursor.fetchall()
+        if len(segments) < request["segments"]:
+            return "put off"
+        if request["waits_for_leases"] and any(segment["is_live"] for segment in segments):
+            return "put off"
+        await record_and_forget(cursor, request_id)
+    return "settled"
+
+
+async def record_and_forget(cursor: aiomysql.DictCursor, request_id: int) -> None:
+    """Nothing; afterwards the record is there and the rows are not, once the caller commits."""
+    await cursor.execute(METER, (request_id,))
+    await cursor.execute(FORGET_SEGMENTS, (request_id,))
+    await cursor.execute(FORGET_REQUEST, (request_id,))
