@@ -1,0 +1,142 @@
+"""Tests meet real servers: each server once for the whole run, each test a fresh database on it."""
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pymysql
+import pytest
+
+from local.server import Server, find
+from store.database import Database
+from store.settings import DatabaseSettings, read_address
+from store.start import opened
+from tests.acts import Programs
+
+# MariaDB from 11.6 on has it by default; the part of the suite that is marked runs with it too.
+SNAPSHOT_ISOLATION = "--innodb-snapshot-isolation=ON"
+
+GIVEN = os.environ.get("PARTWAY_DATABASE_URL")
+
+number = itertools.count(1)
+
+
+class AnyServer(Protocol):
+    """What a test needs of a server, private or given."""
+
+    def url(self, database: str) -> str:
+        """The URL of a database on it."""
+
+    def execute(self, statement: str, *parameters: object) -> tuple[tuple[Any, ...], ...]:
+        """The rows of one statement."""
+
+
+class GivenServer:
+    """The server of PARTWAY_DATABASE_URL, on which tests make databases of their own."""
+
+    def __init__(self, url: str) -> None:
+        self.given = url
+        self.address = read_address(url)
+
+    def url(self, database: str) -> str:
+        """The given URL with another database."""
+        head, _, options = self.given.partition("?")
+        return f"{head.rpartition('/')[0]}/{database}" + (f"?{options}" if options else "")
+
+    def execute(self, statement: str, *parameters: object) -> tuple[tuple[Any, ...], ...]:
+        """The rows of one statement."""
+        connection = pymysql.connect(
+            host=self.address.host,
+            port=self.address.port,
+            user=self.address.user,
+            password=self.address.password,
+            unix_socket=self.address.unix_socket,
+            ssl=self.address.tls,
+            charset="utf8mb4",
+            autocommit=True,
+        )
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters or None)
+                return tuple(cursor.fetchall())
+        finally:
+            connection.close()
+
+
+def kinds(with_snapshot_isolation: bool) -> list[str]:
+    """The servers that this machine can run tests on."""
+    if GIVEN:
+        return ["given"]
+    found = [kind for kind in ("mariadb", "mysql") if find(kind) is not None]
+    if with_snapshot_isolation and "mariadb" in found:
+        found.append("mariadb-snapshot")
+    return found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "snapshot_isolation: also on MariaDB with innodb_snapshot_isolation=ON"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server" in metafunc.fixturenames:
+        marked = metafunc.definition.get_closest_marker("snapshot_isolation") is not None
+        metafunc.parametrize("server", kinds(marked), indirect=True, scope="session")
+
+
+ran_on: dict[str, str] = {}
+
+
+@pytest.fixture(scope="session")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AnyServer]:
+    """A running server of each kind in turn."""
+    if request.param == "given":
+        assert GIVEN is not None
+        given = GivenServer(GIVEN)
+        ran_on["given"] = str(given.execute("SELECT VERSION()")[0][0])
+        yield given
+        return
+    program = find(request.param.removesuffix("-snapshot"))
+    assert program is not None
+    options = (SNAPSHOT_ISOLATION,) if request.param.endswith("-snapshot") else ()
+    private = Server(program, tmp_path_factory.mktemp("db"), options)
+    private.start()
+    ran_on[request.param] = str(private.execute("SELECT VERSION()")[0][0])
+    yield private
+    private.stop()
+
+
+@pytest.fixture
+def url(server: AnyServer) -> Iterator[str]:
+    """The URL of a fresh database."""
+    name = f"partway_test_{os.getpid()}_{next(number)}"
+    server.execute(f"CREATE DATABASE {name} CHARACTER SET latin1")
+    yield server.url(name)
+    server.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture
+async def db(url: str) -> AsyncIterator[Database]:
+    """A fresh database with the tables in it, as a program sees it."""
+    async with opened(DatabaseSettings(database_url=url, pool_size=200)) as opened_db:
+        yield opened_db
+
+
+@pytest.fixture
+async def programs(url: str, tmp_path: Path) -> AsyncIterator[Programs]:
+    """Starts real programs on the fresh database, and leaves none behind."""
+    started = Programs(url, tmp_path)
+    yield started
+    await started.end()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    named = [f"{kind} {version}" for kind, version in ran_on.items()]
+    if not GIVEN and find("mysql") is None:
+        named.append("not on MySQL, which is not installed here")
+    terminalreporter.write_line(f"database servers: {', '.join(named) or 'none was needed'}")
