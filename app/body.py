@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from app.problems import Problem, Wrong
 from app.settings import AppSettings
@@ -35,9 +35,12 @@ class Body(BaseModel):
     document: str | None = Field(
         None, description="The text to be split. Either this or `segments`.", min_length=1
     )
-    # FailFast: to name a million wrong items would take seconds in which no other call goes on.
-    segments: Annotated[list[str], FailFast()] | None = Field(
-        None, description="The segments, where the caller splits by itself.", min_length=1
+    # fail_fast: to name a million wrong items would take seconds in which no other call goes on.
+    segments: list[str] | None = Field(
+        None,
+        description="The segments, where the caller splits by itself.",
+        min_length=1,
+        fail_fast=True,
     )
     language: str = Field(
         "en",

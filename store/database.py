@@ -5,7 +5,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -113,7 +113,9 @@ class Database:
                     await connection.rollback()
                 raise
 
-    async def read(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+    async def read(
+        self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[Row]:
         """The rows of one plain read, outside any transaction; [] when there are none."""
 
         async def once(_: Exception | None) -> list[Row]:

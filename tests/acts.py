@@ -18,7 +18,7 @@ from typing import Any
 import aiomysql
 import httpx
 
-from app.answer import Answer, find, read_answer
+from app.answer import Answer, Request, find, read_answer
 from app.body import Submission
 from app.fanout import submit
 from app.split import Pieces
@@ -133,6 +133,33 @@ async def segment_rows(db: Database, request_id: int) -> list[Row]:
 async def statuses(db: Database, request_id: int) -> list[str]:
     """The statuses of a request's segments, in order."""
     return [row["status"] for row in await segment_rows(db, request_id)]
+
+
+async def find_request(db: Database, public_id: str) -> Request | None:
+    """The request of this id, as the door finds it; None when it is gone."""
+    return await find(db, TENANT, public_id)
+
+
+async def arrived(db: Database, public_id: str | None = None) -> Request:
+    """The request of this id, else the newest, once a call has brought it."""
+
+    async def there() -> Request | None:
+        name = public_id
+        if name is None:
+            rows = await db.read("SELECT public_id FROM requests ORDER BY id DESC LIMIT 1")
+            name = rows[0]["public_id"] if rows else ""
+        return await find_request(db, name)
+
+    request = await wait_until(there, "the request to be stored")
+    assert isinstance(request, Request)
+    return request
+
+
+async def worked(db: Database, request_id: int, count: int) -> None:
+    """Claim so many segments and write each source back unchanged, as a worker would."""
+    leases = await claimed(db, request_id, count)
+    assert len(leases) == count
+    assert not (await exchanged(db, [Ready(lease, lease.source) for lease in leases])).lost
 
 
 async def request_row(db: Database, request_id: int) -> Row | None:
@@ -289,6 +316,31 @@ class Client(httpx.AsyncClient):
     def __init__(self, program: Program, base_url: str) -> None:
         super().__init__(base_url=base_url, timeout=WAIT_SECONDS * 2)
         self.program = program
+
+
+@asynccontextmanager
+async def raw_call(
+    client: Client, content: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection on which exactly these bytes were sent; it is closed at the end of the block."""
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    try:
+        writer.write(content)
+        await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def raw_request(method: str, path: str, body: bytes, *headers: str) -> bytes:
+    """An HTTP request as it goes over the wire."""
+    lines = (
+        f"{method} {path} HTTP/1.1",
+        "Host: partway",
+        "Content-Type: application/json",
+        *(headers or (f"Content-Length: {len(body)}",)),
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def free_port() -> int:
