@@ -269,7 +269,7 @@ class Compute:
             # Dead, but not noticed yet: an attempt that is sent to it would be blamed.
             return None
         if self._suspects:
-            return None if child.running else self._suspects.popleft()
+            return self._suspects.popleft()
         return self._waiting.popleft() if self._waiting else None
 
     def _begin(self, attempt: _Attempt, child: _Child) -> None:
