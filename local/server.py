@@ -35,7 +35,7 @@ KINDS = ("mariadb", "mysql")
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 
-# The kernel allows 107 bytes; MySQL puts ".lock" behind the name, so 100 leaves room for that.
+# The kernel allows 107 bytes; a round number is easier to tell a person.
 LONGEST_SOCKET = 100
 
 # What the programs need to come in. "%" as a host would also let in other machines; there is no

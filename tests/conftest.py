@@ -13,7 +13,7 @@ from local.server import Server, find
 from store.database import Database
 from store.settings import DatabaseSettings, read_address
 from store.start import opened
-from tests.acts import Programs
+from tests.acts import ROOT, Programs
 
 # MariaDB from 11.6 on has it by default; the part of the suite that is marked runs with it too.
 SNAPSHOT_ISOLATION = "--innodb-snapshot-isolation=ON"
@@ -137,6 +137,9 @@ async def programs(url: str, tmp_path: Path) -> AsyncIterator[Programs]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     named = [f"{kind} {version}" for kind, version in ran_on.items()]
-    if not GIVEN and find("mysql") is None:
-        named.append("not on MySQL, which is not installed here")
+    for kind in ("mariadb", "mysql"):
+        if not GIVEN and find(kind) is None:
+            left_out = ROOT / ".run" / f"no-{kind}"
+            why = left_out.read_text().strip() if left_out.exists() else "not installed"
+            named.append(f"not on {kind} ({why})")
     terminalreporter.write_line(f"database servers: {', '.join(named) or 'none was needed'}")

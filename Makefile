@@ -1,0 +1,31 @@
+# The few commands of this project. Arguments go through ARGS: make test ARGS="-k lease -x"
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format clean
+
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' Makefile
+
+run: ## Set up what is missing, start everything, show a document answered; Ctrl-C ends it
+	@local/setup.sh run
+# exec, so that its parent is make itself: it ends when make does, however that happens.
+	@exec .venv/bin/python -m local --parent $$PPID $(ARGS)
+
+test: ## Set up what is missing, run every test on a private MariaDB and a private MySQL
+	@local/setup.sh test
+	@exec .venv/bin/python -m pytest $(ARGS)
+
+lint: ## Check layout, habits and types
+	@local/setup.sh test
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy .
+
+format: ## Lay out the code as lint wants it
+	@local/setup.sh test
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+clean: ## Delete what was made in this tree, the database of make run included
+	rm -rf .run .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

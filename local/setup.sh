@@ -1,0 +1,192 @@
+#!/bin/sh
+# Makes a bare Debian or Ubuntu ready for `make run` or `make test`; what is there is left alone.
+#
+#   local/setup.sh run     Python packages, a database server, Apertium
+#   local/setup.sh test    that, the tools of the tests, and MySQL beside MariaDB
+#
+# With PARTWAY_DATABASE_URL set there is a database server already, and none is installed.
+
+set -eu
+cd "$(dirname "$0")/.."
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # Debian keeps servers where people do not look.
+
+purpose=${1:-}
+cache=${PARTWAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/partway}
+log=.run/setup.log
+
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+has() {
+    command -v "$1" >/dev/null
+}
+
+# Says what takes long, and keeps its noise for when it fails.
+quietly() {
+    echo "$1 …"
+    shift
+    if ! "$@" >"$log" 2>&1 </dev/null; then
+        tail -n 15 "$log" | sed 's/^/    /' >&2
+        return 1
+    fi
+}
+
+find_python() {
+    for python in python3 python3.14 python3.13 python3.12 python3.11; do
+        if has "$python" && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            return
+        fi
+    done
+    fail "Python 3.11 or newer is needed, and the PATH has none"
+}
+
+# Sets $root to the words that give a command the rights to install; fails when nothing does.
+find_root() {
+    if [ "$(id -u)" = 0 ]; then
+        root=env
+    elif has sudo && sudo -n true 2>/dev/null; then
+        root="sudo -n env"
+    else
+        return 1
+    fi
+}
+
+keyring() {
+    ls /usr/share/keyrings/debian-archive-keyring.* 2>/dev/null | head -n 1
+}
+
+needs_mysql() {
+    [ "$purpose" = test ] && [ -z "${PARTWAY_DATABASE_URL:-}" ] || return 1
+    # mysqld is also an old name of MariaDB.
+    has mysqld && ! mysqld --no-defaults --version | grep -q MariaDB && return 1
+    [ ! -d "$cache/mysql-sid" ]
+}
+
+missing_packages() {
+    if ! has .venv/bin/python && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
+    fi
+    if ! has apertium || ! apertium -l | grep -q '^ *eng-spa$'; then
+        echo apertium apertium-eng-spa
+    fi
+    if [ -z "${PARTWAY_DATABASE_URL:-}" ]; then
+        # The client package brings my_print_defaults, which mariadb-install-db cannot do without.
+        if ! has mariadbd && ! has mysqld; then
+            echo mariadb-server-core mariadb-client-core
+        elif has mariadbd && ! has my_print_defaults; then
+            echo mariadb-client-core
+        fi
+    fi
+    if [ "$purpose" = test ]; then
+        has apertium-apy || echo apertium-apy
+        # Ubuntu has it only on demand. Without the right to install, MySQL is left out instead.
+        if needs_mysql && [ -z "$(keyring)" ] && find_root; then
+            echo debian-archive-keyring
+        fi
+    fi
+}
+
+install_packages() {
+    packages=$(missing_packages | tr '\n' ' ')
+    [ -n "$packages" ] || return 0
+    has apt-get || fail "this machine has no apt-get; please install: $packages"
+    find_root || fail "please install these, then try again: sudo apt-get install $packages"
+    apt="$root DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=120"
+    # A list that cannot be renewed may still do; the installation decides.
+    quietly "Renewing the list of Debian packages" $apt update || true
+    # Nothing of the machine's own shall go, say a MySQL that cannot stand beside MariaDB.
+    quietly "Installing $packages(about a minute)" \
+        $apt install --no-install-recommends --no-remove $packages ||
+        fail "apt-get could not install $packages"
+}
+
+install_python_packages() {
+    stamp=.venv/installed-for-$purpose
+    if .venv/bin/python -c '' 2>/dev/null; then
+        cmp -s pyproject.toml "$stamp" && return
+    else
+        quietly "Making .venv" "$python" -m venv --clear .venv ||
+            fail "no virtual environment could be made"
+    fi
+    extra=
+    [ "$purpose" = run ] || extra="[dev]"
+    quietly "Installing Python packages (up to a minute)" \
+        .venv/bin/python -m pip install --disable-pip-version-check --editable ".$extra" ||
+        fail "pip could not install the Python packages"
+    # What is installed for the tests is more than `make run` needs.
+    cp pyproject.toml .venv/installed-for-run
+    [ "$purpose" = run ] || cp pyproject.toml "$stamp"
+}
+
+# Debian's stable has no MySQL, its unstable has. Mixing the two would ruin a machine, so the
+# server and all its libraries are only unpacked into a folder; that takes no root either.
+unpack_mysql() {
+    making=$cache/mysql-making
+    rm -rf "$making"
+    mkdir -p "$making/lists/partial" "$making/archives/partial" "$making/tree"
+    # Nothing counts as installed, so that no library is left out.
+    : >"$making/status"
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' |
+        head -n 1)
+    echo "deb [signed-by=$(keyring)] ${mirror:-http://deb.debian.org/debian} sid main" \
+        >"$making/sources"
+    cat >"$making/conf" <<END
+Dir::State "$making";
+Dir::State::status "$making/status";
+Dir::Cache "$making";
+Dir::Etc::SourceList "$making/sources";
+Dir::Etc::SourceParts "/dev/null";
+Dir::Etc::Preferences "/dev/null";
+Dir::Etc::PreferencesParts "/dev/null";
+APT::Sandbox::User "";
+APT::Install-Recommends "false";
+Acquire::Check-Valid-Until "false"; // A mirror that lags will do: what it has is signed all the same.
+END
+    export APT_CONFIG="$making/conf"
+    apt-get -q update || return 1
+    apt-get -q -y --download-only install mysql-server-core || return 1
+    unset APT_CONFIG
+    for package in "$making"/archives/*.deb; do
+        dpkg-deb --extract "$package" "$making/tree" || return 1
+    done
+    mv "$making/tree" "$cache/mysql-sid" && rm -rf "$making"
+}
+
+# A kind of server that is missing does not stop the tests; .run/no-KIND tells them why.
+without() {
+    echo "$2" >".run/no-$1"
+    echo "setup: the tests will run without $1: $2" >&2
+}
+
+install_mysql() {
+    rm -f .run/no-mysql .run/no-mariadb
+    if ! has mariadbd; then
+        without mariadb "MySQL is installed, and Debian lets only one of them be"
+    fi
+    needs_mysql || return 0
+    if ! has apt-get || ! has dpkg-deb; then
+        without mysql "this machine has no mysqld, and no apt-get to fetch one"
+    elif [ -z "$(keyring)" ]; then
+        without mysql "Debian's could not be verified: install debian-archive-keyring"
+    elif ! quietly "Fetching MySQL from Debian unstable (60 MB, once)" unpack_mysql; then
+        rm -rf "$cache/mysql-making"
+        without mysql "it could not be fetched from Debian unstable"
+    fi
+}
+
+case $purpose in
+run | test) ;;
+*) fail "say what for: local/setup.sh run, or local/setup.sh test" ;;
+esac
+mkdir -p .run "$cache"
+# One at a time, also from two trees: they share the cache.
+exec 9<"$cache"
+flock --nonblock 9 || { echo "Waiting for another setup to end …" && flock 9; }
+find_python
+install_packages
+install_python_packages
+if [ "$purpose" = test ] && [ -z "${PARTWAY_DATABASE_URL:-}" ]; then
+    install_mysql
+fi
