@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -28,16 +29,25 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(database: DatabaseSettings, settings: AppSettings) -> int:
-    """The exit status: 0 after a stop, 1 when the address cannot be used."""
+def listening(settings: AppSettings) -> socket.socket:
+    """The socket of this node; Refusal when its address cannot be used."""
+    # uvicorn would end the process from inside a task, with a stack for a word.
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        place = f"{settings.host}:{settings.port}"
+        raise Refusal(f"cannot listen on {place}: {error.strerror}") from error
+
+
+async def serve(database: DatabaseSettings, settings: AppSettings) -> None:
+    """Serve until told to stop, then end in order; nothing comes back."""
     stop = stop_on_signals()
     async with opened(database) as db:
         door = Door(db, settings)
         server = Server(
             uvicorn.Config(
                 build(door),
-                host=settings.host,
-                port=settings.port,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -45,14 +55,13 @@ async def serve(database: DatabaseSettings, settings: AppSettings) -> int:
                 timeout_graceful_shutdown=int(settings.drain_seconds) + LAST_ANSWERS_SECONDS,
             )
         )
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve([listening(settings)]))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         door.drain()
         server.should_exit = True
         stopping.cancel()
         await serving
-        return 0 if stop.is_set() else 1
 
 
 def main() -> int:
@@ -61,10 +70,11 @@ def main() -> int:
     settings = read_settings(AppSettings, "app", sys.argv[1:])
     database = read_settings(DatabaseSettings, "app")
     try:
-        return asyncio.run(serve(database, settings))
+        asyncio.run(serve(database, settings))
     except Refusal as refusal:
         print(f"app: {refusal}", file=sys.stderr)
         return 1
+    return 0
 
 
 if __name__ == "__main__":

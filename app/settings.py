@@ -31,8 +31,9 @@ class AppSettings(BaseSettings):
     max_deadline_ms: int = Field(
         55_000, ge=1, le=86_400_000, description="The longest deadline, in milliseconds."
     )
+    # At most 2 s, since a node that stops answers its open calls at their next look.
     poll_seconds: float = Field(
-        0.5, gt=0, le=10, description="How often a waiting call looks for finished segments."
+        0.5, gt=0, le=2, description="How often a waiting call looks for finished segments."
     )
     # Longer than most handlers take for a segment, shorter than the 30 s that a container is given.
     drain_seconds: float = Field(

@@ -102,7 +102,7 @@ def starts_of_sentences(line: str, language: str) -> list[int]:
     while at < len(line):
         window = line[at : at + SENTENCEX_CHARACTERS].translate(PLAIN)
         found = sentencex.get_sentence_boundaries(language, window)
-        begun = {at + s["start_index"] for s in found if 0 < s["start_index"] < len(window)}
+        begun = {at + s["start_index"] for s in found if s["start_index"] > 0}
         starts |= begun
         is_last = at + len(window) == len(line)
         at = len(line) if is_last else max(begun, default=at + len(window))

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiomysql
 import httpx
@@ -198,6 +198,24 @@ async def frozen(url: str, *statements: tuple[str, Sequence[Any]]) -> AsyncItera
         await connection.rollback()
     finally:
         connection.close()
+
+
+class Answering(Protocol):
+    """A server that answers a statement, as root where it is private."""
+
+    def execute(self, statement: str, *parameters: object) -> tuple[tuple[Any, ...], ...]:
+        """The rows of one statement."""
+
+
+async def somebody_waits_for_a_lock(server: Answering) -> None:
+    """Come back once a transaction on the server waits for another."""
+
+    async def waits() -> bool:
+        # Not from innodb_trx: MySQL cannot show it while a statement holds a token's raw bytes.
+        said = server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
+        return int(said[0][1]) > 0
+
+    await wait_until(waits, "a transaction that waits for a lock")
 
 
 class Program:
