@@ -24,7 +24,6 @@ log = logging.getLogger("partway.batch")
 
 WORDS = ("usage", "audit", "status")
 
-
 ABOUT = """Closes what is overdue and settles what is ready, until it is told to stop.
 --once does so until nothing more is ready, and exits. `python -m batch usage`, `audit` and `status`
 report what was metered, whether rows and ledger agree, and what waits (each has --help)."""
@@ -134,10 +133,11 @@ def ask(word: str, flags: list[str]) -> int:
                 flag, dest=flag[2:], type=point_in_time, default=default, metavar="TIME", help=text
             )
     given = vars(parser.parse_args(flags))
+    grace_seconds = read_settings(BatchSettings, "batch").grace_seconds
     database = read_settings(DatabaseSettings, "batch")
     asks: dict[str, Callable[[Database], Awaitable[list[Row]]]] = {
         "usage": lambda db: usage(db, given["from"], given["to"]),
-        "audit": audit,
+        "audit": lambda db: audit(db, grace_seconds),
         "status": standing,
     }
     found = asyncio.run(report(database, asks[word], given["json"]))

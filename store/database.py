@@ -24,11 +24,15 @@ T = TypeVar("T")
 # Set on every connection, reconnects included, in the one packet that the driver sends first.
 # READ COMMITTED keeps the close from locking segments and a claim from locking what it scanned.
 # The lock wait is short because nobody who answers may wait; wait_timeout ends a client that froze
-# inside a transaction; group_concat_max_len holds the outcome of a million segments.
+# inside a transaction; group_concat_max_len holds the outcome of a million segments. Autocommit is
+# here too: the driver sets it only where the greeting says that it is off, and MySQL's never does.
+# Notes, such as that a table exists already, would each be fetched and printed.
 SESSION = """
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,ONLY_FULL_GROUP_BY,NO_ENGINE_SUBSTITUTION',
             time_zone = '+00:00',
+            autocommit = ON,
+            sql_notes = OFF,
             innodb_lock_wait_timeout = 1,
             wait_timeout = 30,
             group_concat_max_len = 1048576
@@ -63,6 +67,8 @@ GONE = frozenset(
 UNWRITABLE = frozenset({1290, 1792, 1836} | {3, 1021, 1026, 1030, 1114})
 
 AWAY = GONE | UNWRITABLE
+
+CANNOT_CONNECT = 2003
 
 
 class Unavailable(Exception):
@@ -149,20 +155,23 @@ class Database:
         pause = 0.01
         trouble: Exception | None = None
         while True:
+            lost_again = trouble is not None
             try:
                 result = await run(trouble)
             except (MySQLError, OSError, EOFError) as error:
                 if not may_pass(error):
                     raise
                 trouble = error
-                if error_number(error) not in CONFLICTS:
-                    self._note_away(error)
             else:
                 # A read that succeeds says nothing about a server that may not write.
                 if not (only_reads and self._still_reads):
                     self._note_back()
                 return result
-            if time.monotonic() + pause > ends_at:
+            given_up = time.monotonic() + pause > ends_at
+            # One lost connection is replaced and no news; what is not mended by that is.
+            if error_number(trouble) not in CONFLICTS and (lost_again or given_up):
+                self._note_away(trouble)
+            if given_up:
                 raise Unavailable(f"the database cannot do this now: {said(trouble)}") from trouble
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, 0.5)
@@ -219,7 +228,9 @@ def said(error: BaseException | None) -> str:
     """An error in one line, for a log or a refusal."""
     number = error_number(error)
     if number is not None and error is not None:
-        return f"{number} {error.args[-1]}"
+        # The driver says only that it cannot connect; why is in what it met.
+        why = f" ({error.__cause__})" if number == CANNOT_CONNECT and error.__cause__ else ""
+        return " ".join(f"{number} {error.args[-1]}{why}".split())
     if isinstance(error, TimeoutError):
         return f"no answer within {ATTEMPT_SECONDS} s"
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -33,7 +33,8 @@ async def opened(settings: DatabaseSettings) -> AsyncIterator[Database]:
     async with AsyncExitStack() as stack:
         try:
             db = await stack.enter_async_context(pooled(settings))
-            await check_version(db)
+            await check_tls(db, address)
+            check_version(await version_of(db))
             await check_binlog(db)
             await apply_schema(db)
             await check_skip_locked(db, address)
@@ -42,12 +43,28 @@ async def opened(settings: DatabaseSettings) -> AsyncIterator[Database]:
         yield db
 
 
+TLS_CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
+
+
+async def check_tls(db: Database, address: Address) -> None:
+    """Nothing when the connection is encrypted or need not be; Refusal otherwise.
+
+    The driver goes on in the clear when the server offers no TLS.
+    """
+    if address.tls is not None and not (await db.read(TLS_CIPHER))[0]["Value"]:
+        raise Refusal("tls=on is set, but the server offers no TLS")
+
+
 VERSION = "SELECT VERSION() AS version"
 
 
-async def check_version(db: Database) -> None:
-    """Nothing when the server is new enough; Refusal otherwise."""
-    version = (await db.read(VERSION))[0]["version"]
+async def version_of(db: Database) -> str:
+    """What the server says it is."""
+    return str((await db.read(VERSION))[0]["version"])
+
+
+def check_version(version: str) -> None:
+    """Nothing when such a server is new enough; Refusal otherwise."""
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
         raise Refusal(f"the server calls itself {version!r}, which is no MySQL or MariaDB version")
@@ -127,8 +144,7 @@ async def check_skip_locked(db: Database, address: Address) -> None:
         async with await connect(address) as second, second.cursor() as other:
             locked_twice = await other.execute(LOCK_VERSION)
     if locked_twice:
-        version = (await db.read(VERSION))[0]["version"]
         raise Refusal(
-            f"the server ({version}) accepts SKIP LOCKED but does not lock: "
+            f"the server ({await version_of(db)}) accepts SKIP LOCKED but does not lock: "
             "two workers would claim the same segment"
         )

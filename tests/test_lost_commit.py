@@ -1,0 +1,159 @@
+"""A commit whose reply is lost was made or was not: either way the work is done, and done once."""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from app.answer import find
+from app.fanout import submit
+from batch.settle import settle
+from local.server import Server
+from local.server import find as find_server
+from store.close import close
+from store.database import Database
+from store.settings import DatabaseSettings
+from store.start import opened
+from tests.acts import (
+    TENANT,
+    claimed,
+    exchanged,
+    meter_rows,
+    segment_rows,
+    statuses,
+    submission,
+    submitted,
+    written,
+)
+from tests.proxy import Cut, Proxy, proxied
+from worker.lease import Ready
+
+number = itertools.count(1)
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql"])
+def reached_by_tcp(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server of our own that a proxy can stand before."""
+    program = find_server(request.param)
+    if program is None:
+        pytest.skip(f"there is no {request.param} server here")
+    server = Server(program, tmp_path_factory.mktemp("tcp"), tcp=True)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def proxy(reached_by_tcp: Server) -> AsyncIterator[Proxy]:
+    async with proxied(reached_by_tcp.tcp_url("-")) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def url(reached_by_tcp: Server) -> Iterator[str]:
+    """The TCP URL of a fresh database."""
+    name = f"partway_commit_{next(number)}"
+    reached_by_tcp.execute(f"CREATE DATABASE {name}")
+    yield reached_by_tcp.tcp_url(name)
+    reached_by_tcp.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture
+async def db(proxy: Proxy, url: str) -> AsyncIterator[Database]:
+    """The database through the proxy."""
+    async with opened(DatabaseSettings(database_url=proxy.url(url))) as db:
+        yield db
+
+
+fates = pytest.mark.parametrize("fate", ["before the commit", "after the commit"])
+
+
+@fates
+async def test_a_submit_whose_commit_was_cut_stores_one_request(
+    db: Database, proxy: Proxy, fate: Cut
+) -> None:
+    new = submission(["one", "two"])
+    proxy.cut_at_commit(fate)
+
+    created = await submit(db, TENANT, new, 0)
+
+    assert proxy.cuts_left == 0
+    # Where the first commit was made, the second try finds the id there, and joins it.
+    assert created == (fate == "before the commit")
+    request = await find(db, TENANT, new.public_id)
+    assert request is not None
+    assert request.body_hash == new.body_hash
+    assert await statuses(db, request.id) == ["pending", "pending"]
+    assert len(await db.read("SELECT 1 FROM requests")) == 1
+
+
+@fates
+async def test_a_claim_whose_commit_was_cut_claims_nothing_twice(
+    db: Database, proxy: Proxy, fate: Cut
+) -> None:
+    request_id, _ = await submitted(db, 5)
+    proxy.cut_at_commit(fate)
+
+    leases = await claimed(db, request_id, 2)
+
+    assert proxy.cuts_left == 0
+    rows = await segment_rows(db, request_id)
+    assert [lease.index_no for lease in leases] == [0, 1]
+    assert [row["attempts"] for row in rows] == [1, 1, 0, 0, 0]
+    assert [row["lease_token"] for row in rows[:2]] == [lease.token for lease in leases]
+    assert [lease.attempt for lease in leases] == [1, 1]
+    assert await written(db, *leases) == []
+
+
+@fates
+async def test_a_write_back_whose_commit_was_cut_keeps_the_result_and_loses_no_lease(
+    db: Database, proxy: Proxy, fate: Cut
+) -> None:
+    request_id, _ = await submitted(db, 5)
+    leases = await claimed(db, request_id, 2)
+    ready = [Ready(lease, f"result {lease.index_no}") for lease in leases]
+    proxy.cut_at_commit(fate)
+
+    found = await exchanged(db, ready, request_id, 2)
+
+    assert proxy.cuts_left == 0
+    assert (found.lost, found.held, found.exhausted) == ([], [], 0)
+    assert [lease.index_no for lease in found.claimed] == [2, 3]
+    rows = await segment_rows(db, request_id)
+    assert [row["status"] for row in rows] == ["done"] * 2 + ["processing"] * 2 + ["pending"]
+    assert [row["result"] for row in rows[:2]] == ["result 0", "result 1"]
+    assert [row["attempts"] for row in rows] == [1, 1, 1, 1, 0]
+
+
+@fates
+async def test_a_settlement_whose_commit_was_cut_bills_once(
+    db: Database, proxy: Proxy, fate: Cut
+) -> None:
+    request_id, public_id = await submitted(db, 2)
+    await written(db, *await claimed(db, request_id, 2))
+    assert await close(db, request_id, "completed")
+    proxy.cut_at_commit(fate)
+
+    said = await settle(db, request_id, 60)
+
+    assert proxy.cuts_left == 0
+    assert said == ("settled" if fate == "before the commit" else "gone")
+    (record,) = await meter_rows(db)
+    assert (record["public_id"], record["segments"]) == (public_id, 2)
+    assert await segment_rows(db, request_id) == []
+    assert await settle(db, request_id, 60) == "gone"
+
+
+async def test_a_commit_that_is_cut_three_times_in_a_row_still_ends_once(
+    db: Database, proxy: Proxy
+) -> None:
+    request_id, _ = await submitted(db, 3)
+    proxy.cut_at_commit("after the commit", "before the commit", "after the commit")
+
+    leases = await claimed(db, request_id, 2)
+
+    assert proxy.cuts_left == 0
+    assert [lease.index_no for lease in leases] == [0, 1]
+    assert [row["attempts"] for row in await segment_rows(db, request_id)] == [1, 1, 0]
