@@ -1,7 +1,7 @@
 # The few commands of this project. Arguments go through ARGS: make test ARGS="-k lease -x"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format clean
+.PHONY: help run test model lint format clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' Makefile
@@ -14,6 +14,10 @@ run: ## Set up what is missing, start everything, show a document answered; Ctrl
 test: ## Set up what is missing, run every test on a private MariaDB and a private MySQL
 	@local/setup.sh test
 	@exec .venv/bin/python -m pytest $(ARGS)
+
+model: ## Check the protocol in every order of steps with spin; ARGS=WITHOUT_TOKEN breaks a law
+	@local/setup.sh test
+	@exec model/check.sh $(ARGS)
 
 lint: ## Check layout, habits and types
 	@local/setup.sh test

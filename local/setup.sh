@@ -81,6 +81,8 @@ missing_packages() {
     fi
     if [ "$purpose" = test ]; then
         has apertium-apy || echo apertium-apy
+        # spin writes the checker of the model in C; gcc alone brings no headers.
+        has spin && has cc || echo spin gcc libc6-dev
         # Ubuntu has it only on demand. Without the right to install, MySQL is left out instead.
         if needs_mysql && [ -z "$(keyring)" ] && find_root; then
             echo debian-archive-keyring
