@@ -40,6 +40,8 @@ CREATE TABLE IF NOT EXISTS requests (
               COMMENT 'Claims begin only inside active requests, and settlement takes only final ones.',
   segments    INT UNSIGNED NOT NULL
               COMMENT 'Settlement must know how many rows it has to hold before it counts, and small requests are claimed from first.',
+  characters  INT UNSIGNED NOT NULL
+              COMMENT 'A node must know how much text waits before it takes more, without reading a segment: code points of the sources.',
   params      MEDIUMTEXT NOT NULL
               COMMENT 'The handler gets what the caller meant for it, unchanged (JSON).',
   gaps        MEDIUMTEXT NULL
@@ -59,7 +61,7 @@ CREATE TABLE IF NOT EXISTS requests (
   UNIQUE KEY by_caller (tenant, public_id)
               COMMENT 'One computation for one caller id, whoever asks first and on whichever node.',
   KEY by_status (status, deadline)
-              COMMENT 'Workers read the active list, the batch the overdue and the final ones; each starts where its rows start (22 rows read for 20 active, at 0 and at 200,000 dead rows).',
+              COMMENT 'Workers read the active list and the batch the overdue, each from where its rows start (22 rows read for 20 active, at 0 and at 200,000 dead rows).',
   -- A close without its outcome, or an outcome before the close, would be an answer that can still change.
   CONSTRAINT outcome_with_close CHECK ((status = 'active') = (outcome IS NULL)),
   -- MySQL cuts GROUP_CONCAT at 1,024 characters unless told otherwise; a cut outcome must never be stored.

@@ -109,6 +109,14 @@ async def find(db: Database, tenant: str, public_id: str) -> Request | None:
     return Request(**row, ends_at=time.monotonic() + remaining_seconds)
 
 
+async def is_known(db: Database, tenant: str, public_id: str) -> bool:
+    """Whether the tenant's request of this id is there, or was and is metered."""
+    return (
+        await find(db, tenant, public_id) is not None
+        or await find_metered(db, tenant, public_id) is not None
+    )
+
+
 # The request and its finished segments in one statement: one round trip, one view of both. Only the
 # rows not seen yet, since reading every result at each look costs five times as much.
 LOOK = """
@@ -170,15 +178,17 @@ async def read_answer(
     """
     request = await find(db, tenant, public_id)
     if request is not None:
+        processing: set[int] = set()
+        if request.status != "completed":
+            # Before the results, never after: what is written back in between would be in neither,
+            # and figures without it be called final.
+            rows = await db.read(PROCESSING, (request.id,))
+            processing = {row["index_no"] for row in rows}
         status, fresh = await look(db, request.id, seen)
         finished = {**seen, **fresh}
+        processing -= finished.keys()
         named = {i for i, letter in enumerate(request.outcome or "") if letter in "df"}
         if status is not None and named <= finished.keys():
-            unfinished = [i for i in range(request.segments) if i not in finished]
-            processing: set[int] = set()
-            if unfinished and request.status != "completed":
-                rows = await db.read(PROCESSING, (request.id,))
-                processing = {row["index_no"] for row in rows}
             sources: dict[int, str] = {}
             missing = [
                 i for i, said in enumerate(words(request, finished, processing)) if said != "done"

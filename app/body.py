@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from app.problems import Problem, Wrong
 from app.settings import AppSettings
@@ -65,6 +65,12 @@ class Body(BaseModel):
         "after PUT, whose caller can come back, and is closed after POST.",
     )
 
+    @field_validator("deadline_ms", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        # 5.0 is an integer to JSON Schema, and what some languages make of every number.
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -99,7 +105,10 @@ def read_submission(
     refuse(over_limits(body, settings))
     if body.document is not None:
         pieces = split(
-            body.document, body.language, settings.target_segments, settings.max_segment_characters
+            body.document,
+            body.language,
+            min(settings.target_segments, settings.max_segments),
+            settings.max_segment_characters,
         )
     else:
         pieces = Pieces([], body.segments or [])
@@ -113,7 +122,7 @@ def read_submission(
         params=json.dumps(body.params, ensure_ascii=False),
         on_missing=body.on_missing or "null",
         on_disconnect=body.on_disconnect or ("continue" if public_id else "cancel"),
-        deadline_ms=body.deadline_ms,
+        deadline_ms=min(body.deadline_ms, settings.max_deadline_ms),
     )
 
 
@@ -221,7 +230,8 @@ def over_limits(body: Body, settings: AppSettings) -> Iterator[Wrong]:
     """What is more than this node takes; nothing when all of it fits."""
     if (body.document is None) == (body.segments is None):
         yield Wrong("", "must have one of document and segments, and not both")
-    if body.deadline_ms > settings.max_deadline_ms:
+    # The default never is too much: it shrinks to what this node allows.
+    if "deadline_ms" in body.model_fields_set and body.deadline_ms > settings.max_deadline_ms:
         yield Wrong("/deadline_ms", f"must be at most {settings.max_deadline_ms}")
     if len(json.dumps(body.params, ensure_ascii=False).encode()) > settings.max_params_bytes:
         yield Wrong("/params", f"must be at most {settings.max_params_bytes} bytes")

@@ -1,23 +1,27 @@
 """Callers need one synchronous door: these are its routes; they decide nothing that rows decide."""
 
 import asyncio
+import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Path, Response
 from fastapi import Request as Call
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
-from app.answer import Answer, find, read_answer
-from app.body import Body, Submission, check_public_id, read_submission
+from app.answer import Answer, find, is_known, read_answer
+from app.body import Submission, check_public_id, read_submission
+from app.contract import ID_IN_PATH, LINKS, completed, gives, refuses, takes
 from app.fanin import gather
 from app.fanout import submit
 from app.ledger import Settled
-from app.problems import Problem, plain
+from app.problems import PROBLEM, Problem, plain
+from app.room import Room
 from app.settings import AppSettings
 from store.close import close
 from store.database import Database, Unavailable
@@ -28,7 +32,11 @@ DEFAULT_TENANT = "default"
 # A restarted database is back by then, and the caller's request still runs.
 RETRY_AFTER_SECONDS = 2
 
-PROBLEM = "application/problem+json"
+# The least and the most: the first of what waits has ended by then.
+RETRY_WHEN_FULL_SECONDS = (2, 10)
+
+# Checked by us: the framework would refuse it in another form.
+PublicId = Annotated[str, Path(description="The caller's own id.", json_schema_extra=ID_IN_PATH)]
 
 
 class Door:
@@ -37,6 +45,7 @@ class Door:
     def __init__(self, db: Database, settings: AppSettings) -> None:
         self.db = db
         self.settings = settings
+        self.room = Room(settings)
         self.stops_at = float("inf")
 
     def drain(self) -> None:
@@ -52,7 +61,10 @@ class Door:
         new = await asyncio.to_thread(
             read_submission, raw, media_type, public_id, str(uuid.uuid4()), self.settings
         )
-        created = await submit(self.db, DEFAULT_TENANT, new, time.monotonic() - arrived)
+        created = await self.store(new, arrived)
+        if public_id is None:
+            # An id that we made and that is there already is ours: the commit's reply was lost.
+            created = True
         request = await find(self.db, DEFAULT_TENANT, new.public_id)
         seen = {}
         if request is not None:
@@ -67,6 +79,21 @@ class Door:
             )
         return answered(await read_answer(self.db, DEFAULT_TENANT, new.public_id, seen))
 
+    async def store(self, new: Submission, arrived: float) -> bool:
+        """True when this call began the request; False when it joins. Problem 503 when full."""
+        if await self.room.is_full(self.db):
+            # Whoever comes back for an answer adds nothing to what waits.
+            if not await is_known(self.db, DEFAULT_TENANT, new.public_id):
+                raise Problem(
+                    "overloaded",
+                    "As much waits as this service takes; nothing was stored.",
+                    # Uneven, so that those who were refused together do not come back together.
+                    retry_after_seconds=random.randint(*RETRY_WHEN_FULL_SECONDS),
+                )
+            return False
+        with self.room.storing(new.pieces.characters):
+            return await submit(self.db, DEFAULT_TENANT, new, time.monotonic() - arrived)
+
     async def read(self, public_id: str) -> Response:
         """What is there now."""
         check_public_id(public_id)
@@ -79,7 +106,11 @@ class Door:
         # Only an active one: closing a final one would wait for the settlement that may hold it.
         if request is not None and request.status == "active":
             await close(self.db, request.id, "cancelled")
-        return answered(await read_answer(self.db, DEFAULT_TENANT, public_id, {}))
+        answer = await read_answer(self.db, DEFAULT_TENANT, public_id, {})
+        if answer is not None and answer.status == "running":
+            # Stored between the two looks; whoever cancels must not be told that it goes on.
+            return await self.cancel(public_id)
+        return answered(answer)
 
 
 async def read_body(call: Call, limit: int) -> bytes:
@@ -140,41 +171,48 @@ def build(door: Door) -> FastAPI:
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
-    takes: dict[str, Any] = {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": Body.model_json_schema()}},
-        }
-    }
-    gives: dict[int | str, dict[str, Any]] = {200: {"model": Answer}}
+    body = takes(door.settings)
+    body_faults = ("invalid-json", "body-too-large", "unsupported-media-type", "invalid-request")
+    by_name = ("unknown-request", "settled", "invalid-request", "unavailable")
 
-    @api.post("/v1/requests", openapi_extra=takes, responses=gives)
+    @api.post(
+        "/v1/requests",
+        openapi_extra=body,
+        responses=gives(*body_faults, "unavailable", "overloaded", links=LINKS),
+    )
     async def post_request(call: Call) -> Response:
         """Split, wait, answer; the server names the request."""
         return await door.answer(call, None)
 
-    @api.put("/v1/requests/{public_id}", openapi_extra=takes, responses=gives)
-    async def put_request(call: Call, public_id: str) -> Response:
+    @api.put(
+        "/v1/requests/{public_id}",
+        openapi_extra=body,
+        responses=gives(
+            *(*body_faults, "settled", "other-body", "unavailable", "overloaded"), links=LINKS
+        ),
+    )
+    async def put_request(call: Call, public_id: PublicId) -> Response:
         """The same under the caller's own id: again, and the call joins or gets the same answer."""
         return await door.answer(call, check_public_id(public_id))
 
-    @api.get("/v1/requests/{public_id}", responses=gives)
-    async def get_request(public_id: str) -> Response:
+    @api.get("/v1/requests/{public_id}", responses=gives(*by_name))
+    async def get_request(public_id: PublicId) -> Response:
         """What is there now."""
         return await door.read(public_id)
 
-    @api.delete("/v1/requests/{public_id}", responses=gives)
-    async def cancel_request(public_id: str) -> Response:
+    @api.delete("/v1/requests/{public_id}", responses=gives(*by_name))
+    async def cancel_request(public_id: PublicId) -> Response:
         """Cancel: what is done stands and is billed, what runs may still be done."""
         return await door.cancel(public_id)
 
-    @api.get("/livez")
+    @api.get("/livez", responses=refuses())
     async def livez() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok"}
 
-    @api.get("/readyz")
+    @api.get("/readyz", responses=refuses("unavailable"))
     async def readyz() -> dict[str, str]:
         """The node can take requests: it reaches the database and is not about to stop."""
         if door.stops_at != float("inf"):
@@ -209,9 +247,13 @@ def build(door: Door) -> FastAPI:
         )
 
     @api.exception_handler(HTTPException)
-    async def on_http_error(_: Call, error: HTTPException) -> Response:
+    async def on_http_error(call: Call, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            # The framework names the methods of the first route only.
+            headers["Allow"] = ", ".join(sorted(methods(api, call)))
         return JSONResponse(
-            plain(error.status_code), error.status_code, error.headers, media_type=PROBLEM
+            plain(error.status_code), error.status_code, headers, media_type=PROBLEM
         )
 
     @api.exception_handler(ClientDisconnect)
@@ -224,4 +266,15 @@ def build(door: Door) -> FastAPI:
         # The server logs it; a stack is nothing for a caller.
         return refused(Problem("internal", "The failure is logged. Nothing is billed for it."))
 
+    api.openapi_schema = completed(api.openapi())
     return api
+
+
+def methods(api: FastAPI, call: Call) -> set[str]:
+    """The methods that there are for the path of a call."""
+    return {
+        method
+        for route in api.routes
+        if isinstance(route, Route) and route.matches(call.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }

@@ -14,8 +14,9 @@ LOCK_WAIT = 1205
 
 INSERT_REQUEST = """
 INSERT INTO requests
-       (tenant, public_id, body_hash, segments, params, gaps, on_missing, created_at, deadline)
-VALUES (%s, %s, %s, %s, %s, %s, %s,
+       (tenant, public_id, body_hash, segments, characters, params, gaps, on_missing,
+        created_at, deadline)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s,
         NOW(6) - INTERVAL %s MICROSECOND,
         NOW(6) + INTERVAL %s MICROSECOND)
 """
@@ -42,7 +43,8 @@ async def submit(db: Database, tenant: str, new: Submission, waited_seconds: flo
             await cursor.execute(
                 INSERT_REQUEST,
                 (
-                    *(tenant, new.public_id, new.body_hash, len(new.pieces.sources), new.params),
+                    *(tenant, new.public_id, new.body_hash),
+                    *(len(new.pieces.sources), new.pieces.characters, new.params),
                     *(gaps, new.on_missing, waited, new.deadline_ms * 1000 - waited),
                 ),
             )

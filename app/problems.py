@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+PROBLEM = "application/problem+json"
+
+# What stands before the kind in the `type` of a problem.
+URN = "urn:partway:problem:"
+
 # The kinds that a program can tell apart, with the status that each is sent with.
 KINDS: Mapping[str, tuple[int, str]] = {
     "invalid-json": (400, "The body is not JSON"),
@@ -14,6 +19,7 @@ KINDS: Mapping[str, tuple[int, str]] = {
     "unsupported-media-type": (415, "The body is not application/json"),
     "invalid-request": (422, "The request cannot be taken"),
     "other-body": (422, "The id belongs to another body"),
+    "overloaded": (503, "Too much waits already"),
     "internal": (500, "Partway has failed"),
     "unavailable": (503, "The database cannot be reached"),
 }
@@ -50,7 +56,7 @@ class Problem(Exception):
     def document(self) -> dict[str, Any]:
         """The members of the problem document."""
         return {
-            "type": f"urn:partway:problem:{self.kind}",
+            "type": URN + self.kind,
             "title": self.title,
             "status": self.status,
             "detail": self.detail,

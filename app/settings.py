@@ -27,6 +27,19 @@ class AppSettings(BaseSettings):
     max_params_bytes: int = Field(
         16_384, ge=2, le=1_048_576, description="The largest params of a request, in bytes of JSON."
     )
+    # A worker's list of active requests is this long: what is beyond it is found late.
+    max_active_requests: int = Field(
+        1000,
+        ge=1,
+        le=1_000_000,
+        description="How many requests may be active, on all nodes together.",
+    )
+    # Some hundred megabytes of rows. A single body may be larger than this and is still taken.
+    max_waiting_characters: int = Field(
+        100_000_000,
+        ge=1,
+        description="How many code points the segments of active requests may have together.",
+    )
     # Proxies and load balancers end a silent call after 60 s by default.
     max_deadline_ms: int = Field(
         55_000, ge=1, le=86_400_000, description="The longest deadline, in milliseconds."

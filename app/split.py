@@ -33,6 +33,11 @@ class Pieces:
     gaps: list[str]
     sources: list[str]
 
+    @property
+    def characters(self) -> int:
+        """How many Unicode code points the sources have together."""
+        return sum(map(len, self.sources))
+
 
 def split(document: str, language: str, target: int, longest: int) -> Pieces:
     """The document in `target` segments or fewer, each of at most `longest` characters.

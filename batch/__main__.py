@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 
 from pymysql.err import MySQLError
 
-from batch.report import audit, standing, usage
+from batch.audit import audit
+from batch.report import standing, usage
 from batch.settings import BatchSettings
 from batch.settle import PAGE, settle, settleable
 from batch.sweep import abandon, overdue
@@ -133,11 +134,11 @@ def ask(word: str, flags: list[str]) -> int:
                 flag, dest=flag[2:], type=point_in_time, default=default, metavar="TIME", help=text
             )
     given = vars(parser.parse_args(flags))
-    grace_seconds = read_settings(BatchSettings, "batch").grace_seconds
+    settings = read_settings(BatchSettings, "batch")
     database = read_settings(DatabaseSettings, "batch")
     asks: dict[str, Callable[[Database], Awaitable[list[Row]]]] = {
         "usage": lambda db: usage(db, given["from"], given["to"]),
-        "audit": lambda db: audit(db, grace_seconds),
+        "audit": lambda db: audit(db, settings.grace_seconds, settings.keep_seconds),
         "status": standing,
     }
     found = asyncio.run(report(database, asks[word], given["json"]))

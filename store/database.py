@@ -162,6 +162,9 @@ class Database:
                 if not may_pass(error):
                     raise
                 trouble = error
+                if error_number(error) in CONFLICTS:
+                    # Operators ask how often; a caller sees only that it took a little longer.
+                    log.info("met %s, running again", said(error))
             else:
                 # A read that succeeds says nothing about a server that may not write.
                 if not (only_reads and self._still_reads):

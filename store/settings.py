@@ -118,8 +118,11 @@ def read_settings(
         return kind(**given)
     except ValidationError as error:
         for wrong in error.errors(include_input=False, include_url=False):
-            name = str(wrong["loc"][0]) if wrong["loc"] else ""
             said = wrong["msg"].removeprefix("Value error, ")
-            setting = f"--{name.replace('_', '-')}" if name in given else f"{prefix}{name.upper()}"
-            print(f"{program}: {setting}: {said}", file=sys.stderr)
+            # What is wrong about two of them together names both itself.
+            if wrong["loc"]:
+                name = str(wrong["loc"][0])
+                flag, variable = f"--{name.replace('_', '-')}", f"{prefix}{name.upper()}"
+                said = f"{flag if name in given else variable}: {said}"
+            print(f"{program}: {said}", file=sys.stderr)
         raise SystemExit(2) from None

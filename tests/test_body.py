@@ -241,6 +241,30 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert taken(raw(deep(99))).params.count("[") == 99
 
 
+def test_a_whole_number_is_whole_however_it_is_written() -> None:
+    for written in ("20000", "20000.0", "2e4"):
+        content = raw(f'"deadline_ms": {written}')
+
+        assert taken(content).deadline_ms == 20_000
+        assert taken(content).body_hash == taken(body(deadline_ms=20_000)).body_hash
+
+
+def test_who_says_no_deadline_is_never_told_that_it_is_too_long() -> None:
+    short = AppSettings(max_deadline_ms=2000)
+
+    new = read_submission(body(), "application/json", None, "own", short)
+
+    assert new.deadline_ms == 2000
+
+
+def test_sentences_are_joined_where_fewer_segments_are_allowed_than_aimed_at() -> None:
+    few = AppSettings(target_segments=100, max_segments=5)
+
+    new = read_submission(body(document="A sentence. " * 50), "application/json", None, "own", few)
+
+    assert 1 < len(new.pieces.sources) <= 5
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()

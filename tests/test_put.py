@@ -294,8 +294,9 @@ async def test_a_put_beside_a_frozen_submit_of_its_id_is_told_to_come_back(
     db: Database, node: Client, url: str
 ) -> None:
     submit = (
-        "INSERT INTO requests (tenant, public_id, body_hash, segments, params, on_missing,"
-        " created_at, deadline) VALUES ('default', 'mine', '', 0, '{}', 'null', NOW(6), NOW(6))"
+        "INSERT INTO requests (tenant, public_id, body_hash, segments, characters, params,"
+        " on_missing, created_at, deadline)"
+        " VALUES ('default', 'mine', '', 0, 0, '{}', 'null', NOW(6), NOW(6))"
     )
     async with frozen(url, (submit, ())):
         refused = await putting(node)

@@ -425,9 +425,9 @@ async def test_looking_for_what_to_settle_locks_nothing(db: Database, url: str) 
 
 COPY_REQUESTS = """
 INSERT INTO requests
-       (tenant, public_id, body_hash, status, segments, params, on_missing,
+       (tenant, public_id, body_hash, status, segments, characters, params, on_missing,
         created_at, deadline, closed_at, outcome)
-SELECT tenant, UUID(), body_hash, status, segments, params, on_missing,
+SELECT tenant, UUID(), body_hash, status, segments, characters, params, on_missing,
        created_at, deadline, closed_at, outcome
 FROM   requests
 """
