@@ -1,7 +1,7 @@
 # The few commands of this project. Arguments go through ARGS: make test ARGS="-k lease -x"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test model lint format clean
+.PHONY: help run test model chaos orders lint format clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' Makefile
@@ -18,6 +18,14 @@ test: ## Set up what is missing, run every test on a private MariaDB and a priva
 model: ## Check the protocol in every order of steps with spin; ARGS=WITHOUT_TOKEN breaks a law
 	@local/setup.sh test
 	@exec model/check.sh $(ARGS)
+
+chaos: ## Break everything under load, compare answers with bills: make chaos SEED=7 MINUTES=3
+	@local/setup.sh test
+	@exec .venv/bin/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),1) $(ARGS)
+
+orders: ## Let transactions meet in COUNT orders each, by chance from SEED: make orders COUNT=1000
+	@local/setup.sh test
+	@exec .venv/bin/python -m tests.orders --seed $(or $(SEED),1) --count $(or $(COUNT),300) $(ARGS)
 
 lint: ## Check layout, habits and types
 	@local/setup.sh test

@@ -9,10 +9,11 @@ class BatchSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PARTWAY_BATCH_")
 
-    # A caller whose connection broke comes back within a minute, or not at all.
+    # A caller whose connection broke comes back within a minute, or not at all. Never less than the
+    # node that closed it needs to read the answer: it would be billed, and its caller told 410.
     keep_seconds: float = Field(
         60,
-        ge=0,
+        ge=1,
         le=86_400,
         description="How long a closed request stays readable before it settles.",
     )

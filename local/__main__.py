@@ -86,7 +86,7 @@ class Programs:
             for process in group:
                 process.terminate()
             for process in group:
-                children.end(process, END_SECONDS)
+                children.await_end(process, END_SECONDS)
 
 
 def main() -> int:

@@ -57,6 +57,11 @@ def start(
 def end(process: subprocess.Popen[bytes], seconds: float) -> int:
     """Ask a child to end, kill it and its own children after `seconds`; return its exit status."""
     process.terminate()
+    return await_end(process, seconds)
+
+
+def await_end(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """The same for a child that was asked already: asked twice, our programs end at once."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

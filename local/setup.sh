@@ -83,6 +83,8 @@ missing_packages() {
         has apertium-apy || echo apertium-apy
         # spin writes the checker of the model in C; gcc alone brings no headers.
         has spin && has cc || echo spin gcc libc6-dev
+        # The chaos runs set a program's clock wrong with it, and nothing else can.
+        has faketime || echo faketime
         # Ubuntu has it only on demand. Without the right to install, MySQL is left out instead.
         if needs_mysql && [ -z "$(keyring)" ] && find_root; then
             echo debian-archive-keyring

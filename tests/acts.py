@@ -313,8 +313,8 @@ class Programs:
         return program
 
     async def batch(self, **settings: object) -> Program:
-        """A batch that has begun to settle; it keeps answers for no time unless told to."""
-        program = self.start("batch", url=None, **{"BATCH_KEEP_SECONDS": 0, **settings})
+        """A batch that has begun to settle; it keeps answers for a second unless told to."""
+        program = self.start("batch", url=None, **{"BATCH_KEEP_SECONDS": 1, **settings})
         await program.says("settling")
         return program
 

@@ -1,6 +1,7 @@
 """Between a program and its database lies a network, which can cut, stall and come back."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -94,8 +95,9 @@ class Proxy:
             await self._flowing.wait()
             if not self._is_cut:
                 await self._carry(link, client, back)
-        except OSError:
-            # The server is not there, or one side has reset: the client's own end tells it so.
+        except (OSError, asyncio.CancelledError):
+            # Cut, or the server is not there: the client hears of it by its connection's end. Not
+            # raised, since asyncio asks a cancelled link what it failed with, and fails itself.
             return
         finally:
             back.close()
@@ -138,7 +140,8 @@ class Proxy:
     async def _answer(
         self, link: Link, answers: asyncio.StreamReader, back: asyncio.StreamWriter
     ) -> None:
-        try:
+        # A server that resets has ended too.
+        with contextlib.suppress(OSError):
             while words := await answers.read(65_536):
                 await self._hold()
                 # The server has answered, so it is done; the client is not told.
@@ -146,10 +149,9 @@ class Proxy:
                     return
                 if not link.is_half_open:
                     back.write(words)
-        finally:
-            await self._hold()
-            if link.is_half_open:
-                await asyncio.Event().wait()
+        await self._hold()
+        if link.is_half_open:
+            await asyncio.Event().wait()
 
     async def _hold(self) -> None:
         """Come back when what is on its way here may go on."""

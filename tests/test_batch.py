@@ -46,10 +46,11 @@ async def run(
 
 
 async def completed(db: Database, segments: int = 2) -> tuple[int, str]:
-    """A request that is answered, all but its last segment done."""
+    """A request that was answered a few seconds ago, all but its last segment done."""
     request_id, public_id = await submitted(db, segments)
     await written(db, *await claimed(db, request_id, segments - 1))
     assert await close(db, request_id, "completed")
+    await pass_time(db, request_id, 5)
     return request_id, public_id
 
 
@@ -62,7 +63,7 @@ async def test_once_settles_what_is_ready_and_exits(db: Database, programs: Prog
     ids = [(await completed(db))[1] for _ in range(3)]
     running, _ = await submitted(db, 1)
 
-    ended = await run(programs, "--once", BATCH_KEEP_SECONDS=0)
+    ended = await run(programs, "--once", BATCH_KEEP_SECONDS=1)
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""
@@ -113,7 +114,7 @@ async def test_a_batch_that_is_killed_in_mid_run_loses_nothing(
 
     killed = 0
     while not await no_request_is_left(db):
-        batch = programs.start("batch", BATCH_KEEP_SECONDS=0)
+        batch = programs.start("batch", BATCH_KEEP_SECONDS=1)
         before = len(await meter_rows(db))
         if killed < 2:
             await wait_until(begun, "some settlements")
@@ -142,8 +143,8 @@ async def test_two_batches_at_once_settle_each_request_once(
     ids = [(await completed(db))[1] for _ in range(60)]
 
     first, second = await asyncio.gather(
-        run(programs, "--once", BATCH_KEEP_SECONDS=0),
-        run(programs, "--once", BATCH_KEEP_SECONDS=0),
+        run(programs, "--once", BATCH_KEEP_SECONDS=1),
+        run(programs, "--once", BATCH_KEEP_SECONDS=1),
     )
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
@@ -161,9 +162,11 @@ async def test_a_request_whose_node_died_is_closed_after_the_grace_and_billed_no
     await pass_time(db, overdue, 40)
     await pass_time(db, within_grace, 10)
 
-    ended = await run(programs, "--once", BATCH_GRACE_SECONDS=30, BATCH_KEEP_SECONDS=0)
+    ended = await run(programs, "--once", BATCH_GRACE_SECONDS=30)
+    await pass_time(db, overdue, 100)
 
     assert ended.returncode == 0
+    assert (await run(programs, "--once", BATCH_GRACE_SECONDS=300)).returncode == 0
     assert "1 closed as abandoned" in ended.stderr
     (record,) = await meter_rows(db)
     assert (record["public_id"], record["status"]) == (public_id, "abandoned")

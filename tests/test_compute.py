@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from worker.compute import Compute, Ending, Work
+from worker.compute import Compute, Ending, Work, begin_child
 from worker.handler import HandlerError
 
 SYNC = "tests.odd_handlers:odd"
@@ -634,3 +635,34 @@ def test_a_child_whose_parent_is_not_the_one_it_was_told_ends_at_once() -> None:
             child.wait()
 
     assert heard == b""
+
+
+@pytest.mark.parametrize("handler", [SYNC, ASYNC])
+def test_a_child_whose_parent_died_in_mid_sentence_ends(handler: str) -> None:
+    """What the dead have not read makes the kernel report a reset where an end was expected."""
+    ours, process = begin_child(handler, max_output_characters=100)
+    assert select.select([ours], [], [], BOUND_SECONDS) == ([ours], [], [])
+
+    ours.close()
+
+    try:
+        assert process.wait(BOUND_SECONDS) == 1
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_child_that_has_nobody_left_to_tell_ends_without_a_word() -> None:
+    script = (
+        "import socket\n"
+        "from worker.child import send\n"
+        "ours, parents = socket.socketpair()\n"
+        "parents.close()\n"
+        "send(ours, {})\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=BOUND_SECONDS, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (1, b"")

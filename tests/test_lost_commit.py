@@ -1,7 +1,9 @@
 """A commit whose reply is lost was made or was not: either way the work is done, and done once."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,13 +18,17 @@ from store.settings import DatabaseSettings
 from store.start import opened
 from tests.acts import (
     TENANT,
+    Programs,
+    arrived,
     claimed,
     exchanged,
+    find_request,
     meter_rows,
     segment_rows,
     statuses,
     submission,
     submitted,
+    wait_until,
     written,
 )
 from tests.proxy import Cut, Proxy, proxied
@@ -157,3 +163,27 @@ async def test_a_commit_that_is_cut_three_times_in_a_row_still_ends_once(
     assert proxy.cuts_left == 0
     assert [lease.index_no for lease in leases] == [0, 1]
     assert [row["attempts"] for row in await segment_rows(db, request_id)] == [1, 1, 0]
+
+
+async def test_a_post_whose_commit_was_cut_still_ends_when_its_caller_leaves(
+    db: Database, proxy: Proxy, url: str, tmp_path: Path
+) -> None:
+    """Law 3: its second try finds the id there, and it is nobody else's: no answer, no charge."""
+    programs = Programs(proxy.url(url), tmp_path)
+    try:
+        client = await programs.app()
+        proxy.cut_at_commit("after the commit")
+        body = {"segments": ["one"], "deadline_ms": 40_000}
+        call = asyncio.create_task(client.post("/v1/requests", json=body))
+        public_id = (await arrived(db)).public_id
+        assert proxy.cuts_left == 0
+
+        call.cancel()
+
+        async def is_abandoned() -> bool:
+            request = await find_request(db, public_id)
+            return request is not None and request.status == "abandoned"
+
+        await wait_until(is_abandoned, "the request to end with its caller")
+    finally:
+        await programs.end()

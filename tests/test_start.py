@@ -198,7 +198,7 @@ WRONG_SETTINGS = [
         {"WORKER_CONCURRENCY": "0"},
         "worker: PARTWAY_WORKER_CONCURRENCY: Input should be greater than or equal to 1",
     ),
-    (("batch",), {"BATCH_KEEP_SECONDS": "-1"}, "batch: PARTWAY_BATCH_KEEP_SECONDS: Input should"),
+    (("batch",), {"BATCH_KEEP_SECONDS": "0"}, "batch: PARTWAY_BATCH_KEEP_SECONDS: Input should"),
     (("batch", "--grace-seconds", ""), {}, "batch: --grace-seconds: Input should be a valid"),
     (("batch",), {"POOL_SIZE": "0"}, "batch: PARTWAY_POOL_SIZE: Input should be greater"),
     (("batch", "usage"), {"POOL_SIZE": "x"}, "batch: PARTWAY_POOL_SIZE: Input should be a valid"),

@@ -290,7 +290,10 @@ async def test_who_asks_while_the_server_restarts_gets_an_answer_from_the_new_on
         assert await counts(db) == [0, 1]
 
 
-async def test_a_deadlock_undoes_one_transaction_and_runs_it_again_whole(place: str) -> None:
+async def test_a_deadlock_undoes_one_transaction_and_runs_it_again_whole(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "partway.store")
     runs = []
     meet = asyncio.Barrier(2)
 
@@ -311,6 +314,10 @@ async def test_a_deadlock_undoes_one_transaction_and_runs_it_again_whole(place: 
 
         assert runs == [None, None, 1213]
         assert await counts(db) == [2, 2]
+    # For the operator, who sees no caller complain.
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("met 1213 ")
+    assert line.endswith(", running again")
 
 
 async def test_after_a_lock_wait_no_half_of_the_transaction_is_kept(place: str) -> None:

@@ -1,5 +1,6 @@
 """Real workers: they claim, compute and write back, and whatever ends them, the segments go on."""
 
+import asyncio
 import signal
 from collections import Counter
 
@@ -290,3 +291,24 @@ async def test_a_settled_request_costs_a_worker_its_result_and_nothing_more(
 
     assert worker.process.poll() is None
     await worker.says("lease lost")
+
+
+async def test_at_twice_the_load_nearly_all_that_is_begun_is_delivered(
+    db: Database, programs: Programs
+) -> None:
+    """Counted, not timed. Deadline order would begin what expires."""
+    node = await programs.app()
+    await programs.worker(LATER, concurrency=8)
+    # Eight slots do 26 such segments a second; about twice as many come in, small and large.
+    calls = []
+    for size in [4, 4, 10, 4, 30, 4, 10, 4, 4, 10] * 4:
+        body = {"segments": [f"after 0.3 {i}" for i in range(size)], "deadline_ms": 4000}
+        calls.append(asyncio.create_task(node.post("/v1/requests", json=body)))
+        await asyncio.wait(calls[:1], timeout=0.16)
+
+    answers = [(await call).json() for call in calls]
+
+    delivered = sum(answer["counts"]["done"] for answer in answers)
+    (row,) = await db.read("SELECT CAST(SUM(attempts) AS UNSIGNED) AS begun FROM segments")
+    assert sum(answer["counts"]["timed_out"] for answer in answers) > 100, "no overload"
+    assert delivered >= 0.9 * row["begun"]

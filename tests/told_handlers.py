@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 
 from worker.handler import Context, Reject, Retry
@@ -24,6 +25,8 @@ def told(text: str, ctx: Context) -> str:
             until = time.monotonic() + float(text.split()[1])
             while time.monotonic() < until:
                 pass
+        case "swell":
+            return text.upper() * int(text.split()[1])
     return text.upper()
 
 
@@ -34,3 +37,18 @@ async def told_later(text: str, ctx: Context) -> str:
     if text.startswith("after"):
         await asyncio.sleep(float(text.split()[1]))
     return text.upper()
+
+
+async def told_after(text: str, ctx: Context) -> str:
+    """What `told` makes of the rest of the text, after the seconds that it begins with."""
+    seconds, rest = text.split(" ", 1)
+    await asyncio.sleep(float(seconds))
+    return told(rest, ctx)
+
+
+def told_slowly(text: str, ctx: Context) -> str:
+    """The same in three times as many seconds, and deaf meanwhile."""
+    seconds, rest = text.split(" ", 1)
+    # Not time.sleep(), which fails where a library sets the clock wrong.
+    threading.Event().wait(3 * float(seconds))
+    return told(rest, ctx)

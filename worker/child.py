@@ -11,6 +11,7 @@ Only `worker.compute` starts it. The two talk in lines of JSON over an inherited
 """
 
 import asyncio
+import contextlib
 import ctypes
 import inspect
 import json
@@ -49,15 +50,20 @@ def leave_signals_to_parent() -> None:
 
 
 def send(channel: socket.socket, *messages: Message) -> None:
-    """Write the messages as one piece."""
-    channel.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+    """Write the messages as one piece; without a parent the process ends."""
+    try:
+        channel.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+    except ConnectionError:
+        # The kernel is about to end us, and a stack in the log would look like a fault of ours.
+        os._exit(1)
 
 
 def listen(channel: socket.socket, receive: Callable[[Message], object]) -> None:
     """Hand on what the parent says, in a thread of its own; without a parent the process ends."""
 
     def read() -> None:
-        with channel.makefile("rb") as lines:
+        # A parent that was killed leaves a reset where it had not read all that we said.
+        with contextlib.suppress(ConnectionError), channel.makefile("rb") as lines:
             for line in lines:
                 receive(json.loads(line))
         os._exit(1)

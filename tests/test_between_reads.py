@@ -1,0 +1,74 @@
+"""What happens between two reads of one call must not come between the caller and the truth."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from app.answer import read_answer
+from app.door import Door
+from app.settings import AppSettings
+from batch.settle import settle
+from store.close import close
+from store.database import Database, Row
+from tests.acts import TENANT, claimed, find_request, meter_rows, submitted, written
+
+
+class Interrupted(Database):
+    """The same database, on which something happens right before one of the reads."""
+
+    def __init__(self, db: Database, before: int, happens: Callable[[], Awaitable[Any]]) -> None:
+        self.db = db
+        self.reads_left = before
+        self.happens = happens
+
+    async def read(
+        self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[Row]:
+        """The rows of one plain read."""
+        if self.reads_left == 0:
+            await self.happens()
+        self.reads_left -= 1
+        return await self.db.read(statement, values)
+
+    async def write(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """How many rows one statement found to change."""
+        return await self.db.write(statement, values)
+
+
+@pytest.mark.parametrize("before", range(4))
+async def test_final_figures_are_the_bill_whenever_the_last_straggler_is_written_back(
+    db: Database, before: int
+) -> None:
+    """Law 3: figures that are called final are the bill."""
+    request_id, public_id = await submitted(db, 3)
+    first, last = await claimed(db, request_id, 2)
+    await written(db, first)
+    assert await close(db, request_id, "cancelled")
+
+    interrupted = Interrupted(db, before, lambda: written(db, last))
+    answer = await read_answer(interrupted, TENANT, public_id, {})
+    if interrupted.reads_left >= 0:
+        await written(db, last)
+
+    assert answer is not None
+    assert await settle(db, request_id, 60) == "settled"
+    (record,) = await meter_rows(db, public_id)
+    assert record["segments"] == 2
+    if answer.usage.final:
+        assert answer.usage.segments == record["segments"]
+        assert answer.usage.output_characters == record["output_characters"]
+
+
+@pytest.mark.parametrize("before", range(2))
+async def test_a_cancel_is_never_told_that_the_request_runs_on(db: Database, before: int) -> None:
+    """Law 2, when the call that it cancels is stored only while it looks."""
+    interrupted = Interrupted(db, before, lambda: submitted(db, 2, public_id="mine"))
+
+    response = await Door(interrupted, AppSettings()).cancel("mine")
+
+    assert json.loads(bytes(response.body))["status"] == "cancelled"
+    request = await find_request(db, "mine")
+    assert request is not None
+    assert request.status == "cancelled"
