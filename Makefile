@@ -1,7 +1,7 @@
 # The few commands of this project. Arguments go through ARGS: make test ARGS="-k lease -x"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test model chaos orders lint format clean
+.PHONY: help run test mutants model chaos orders lint format clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' Makefile
@@ -26,6 +26,10 @@ chaos: ## Break everything under load, compare answers with bills: make chaos SE
 orders: ## Let transactions meet in COUNT orders each, by chance from SEED: make orders COUNT=1000
 	@local/setup.sh test
 	@exec .venv/bin/python -m tests.orders --seed $(or $(SEED),1) --count $(or $(COUNT),300) $(ARGS)
+
+mutants: ## Take out, one by one, the lines that uphold a law, and see a test fail; ARGS="law" for some
+	@local/setup.sh test
+	@exec .venv/bin/python -m tests.mutants $(ARGS)
 
 lint: ## Check layout, habits and types
 	@local/setup.sh test

@@ -1,0 +1,471 @@
+"""Takes one line that upholds a law out of a copy of the tree, and sees whether its test fails.
+
+`make mutants` runs them all and prints a table; the exit status is 1 when one survives. A mutant is
+a text that stands in a file exactly once and what stands there instead, so a list that has fallen
+behind the code is found at once.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+COPIED = ("app", "batch", "bench", "local", "store", "tests", "worker", "schema.sql", "README.md")
+
+# A mutant may make a test wait for what never comes.
+TEST_SECONDS = 150
+
+AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line taken out: where, what stood there, what stands there instead, and who must notice."""
+
+    guards: str
+    path: str
+    line: str
+    instead: str
+    test: str
+
+
+WRITE_BACK_FENCE = """       lease_until = NULL
+WHERE  request_id = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+  AND  index_no IN (...)
+"""
+
+GIVE_BACK_FENCE = """       attempts = attempts - 1
+WHERE  request_id = %s
+  AND  index_no = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+"""
+
+FAIL_FENCE = """       lease_until = NOW(6) + INTERVAL %s MICROSECOND
+WHERE  request_id = %s
+  AND  index_no = %s
+  AND  lease_token = %s
+  AND  status = 'processing'
+"""
+
+ANY_TOKEN = ("  AND  lease_token = %s\n", "  AND  (lease_token = %s OR TRUE)\n")
+ANY_STATUS = ("  AND  status = 'processing'\n", "  AND  status <> ''\n")
+
+LEASE = "worker/lease.py"
+SETTLE = "batch/settle.py"
+
+MUTANTS = (
+    # Law 1: one live lease.
+    Mutant(
+        "law 1: a claim skips what another holds",
+        LEASE,
+        "LIMIT  %s\nFOR UPDATE SKIP LOCKED",
+        "LIMIT  %s",
+        "test_claim.py::test_a_hundred_open_claims_take_a_hundred_segments",
+    ),
+    Mutant(
+        "law 1: a live lease is not claimed",
+        LEASE,
+        "  AND  (s.lease_until IS NULL OR s.lease_until < NOW(6))\n",
+        "",
+        "test_claim.py::test_a_live_lease_is_not_claimed_and_an_expired_one_is",
+    ),
+    Mutant(
+        "law 1: write-back is fenced by the token",
+        LEASE,
+        WRITE_BACK_FENCE,
+        WRITE_BACK_FENCE.replace(*ANY_TOKEN),
+        "test_fence.py::test_a_stale_token_changes_nothing",
+    ),
+    Mutant(
+        "law 1: write-back is fenced by the status",
+        LEASE,
+        WRITE_BACK_FENCE,
+        WRITE_BACK_FENCE.replace(*ANY_STATUS),
+        "test_fence.py::test_a_token_changes_nothing_once_its_attempt_is_over",
+    ),
+    Mutant(
+        "law 1: giving back is fenced by the token",
+        LEASE,
+        GIVE_BACK_FENCE,
+        GIVE_BACK_FENCE.replace(*ANY_TOKEN),
+        "test_fence.py::test_a_stale_token_changes_nothing",
+    ),
+    Mutant(
+        "law 1: giving back is fenced by the status",
+        LEASE,
+        GIVE_BACK_FENCE,
+        GIVE_BACK_FENCE.replace(*ANY_STATUS),
+        "test_fence.py::test_a_token_changes_nothing_once_its_attempt_is_over",
+    ),
+    Mutant(
+        "law 1: failing is fenced by the token",
+        LEASE,
+        FAIL_FENCE,
+        FAIL_FENCE.replace(*ANY_TOKEN),
+        "test_fence.py::test_a_stale_token_changes_nothing",
+    ),
+    Mutant(
+        "law 1: failing is fenced by the status",
+        LEASE,
+        FAIL_FENCE,
+        FAIL_FENCE.replace(*ANY_STATUS),
+        "test_fence.py::test_a_token_changes_nothing_once_its_attempt_is_over",
+    ),
+    Mutant(
+        "law 1: renewal is fenced by the token",
+        LEASE,
+        'HELD = "request_id = %s AND lease_token = %s AND',
+        'HELD = "request_id = %s AND (lease_token = %s OR TRUE) AND',
+        "test_fence.py::test_a_stale_token_changes_nothing",
+    ),
+    Mutant(
+        "law 1: renewal is fenced by the status",
+        LEASE,
+        "SET    lease_until = NOW(6) + INTERVAL %s MICROSECOND\nWHERE  status = 'processing'\n",
+        "SET    lease_until = NOW(6) + INTERVAL %s MICROSECOND\nWHERE  status <> ''\n",
+        "test_fence.py::test_a_token_changes_nothing_once_its_attempt_is_over",
+    ),
+    # Law 2: the answer is fixed by the close.
+    Mutant(
+        "law 2: only an active request is closed",
+        "store/close.py",
+        "\n  AND  r.status = 'active'",
+        "",
+        "test_close.py::test_only_the_first_close_counts",
+    ),
+    Mutant(
+        "law 2: of a completed request only the outcome counts",
+        "app/answer.py",
+        'counted = "df" if request.status == "completed" else "dfr"',
+        'counted = "dfrp"',
+        "test_fence.py::test_a_result_after_the_deadline_is_neither_answered_nor_billed",
+    ),
+    # Law 3: the bill is the answer.
+    Mutant(
+        "law 3: the bill counts through the outcome",
+        SETTLE,
+        "AND (SUBSTRING(r.outcome, s.index_no + 1, 1) = 'd'",
+        "AND (TRUE",
+        "test_settle.py::test_a_segment_done_after_the_close_of_a_completed_request_is_not_billed",
+    ),
+    Mutant(
+        "law 3: a cancelled request pays for its stragglers",
+        SETTLE,
+        "OR r.status <> 'completed' AND",
+        "OR FALSE AND",
+        "test_settle.py::test_a_cancelled_request_pays_for_stragglers_and_not_for_what_was_pending",
+    ),
+    Mutant(
+        "law 3: an abandoned request is billed nothing",
+        SETTLE,
+        "r.status <> 'abandoned',",
+        "TRUE,",
+        "test_settle.py::test_an_abandoned_request_is_metered_with_its_cost_and_billed_nothing",
+    ),
+    # Law 4: metered exactly once, never lost.
+    Mutant(
+        "law 4: the segments are locked before they are counted",
+        SETTLE,
+        "WHERE  request_id = %s\nFOR UPDATE SKIP LOCKED\n",
+        "WHERE  request_id = %s\n",
+        "test_settle.py::test_a_write_back_between_the_count_and_the_delete_waits_and_finds_nothing",
+    ),
+    Mutant(
+        "law 4: fewer locked than the request has are not settled",
+        SETTLE,
+        'if len(segments) < request["segments"]:',
+        "if False:",
+        "test_settle.py::test_a_frozen_client_on_one_segment_puts_off_that_request_and_nothing_else",
+    ),
+    Mutant(
+        "law 4: a cancelled request waits for its live leases",
+        SETTLE,
+        'if request["waits_for_leases"] and',
+        "if False and",
+        "test_settle.py::test_a_cancelled_request_waits_for_live_leases_and_not_for_dead_ones",
+    ),
+    Mutant(
+        "law 4: but not past its deadline + keep",
+        SETTLE,
+        "status = 'cancelled' AND deadline >= NOW(6) - INTERVAL %s MICROSECOND",
+        "status = 'cancelled' AND (deadline >= NOW(6) - INTERVAL %s MICROSECOND OR TRUE)",
+        "test_settle.py::test_a_cancelled_request_waits_for_leases_no_longer_than_deadline_and_keep",
+    ),
+    # Law 5: nothing starts too late.
+    Mutant(
+        "law 5: nothing is claimed in a closed request",
+        LEASE,
+        "SELECT r.status = 'active' AND r.deadline > NOW(6)",
+        "SELECT r.deadline > NOW(6)",
+        "test_claim.py::test_nothing_is_claimed_in_a_closed_request",
+    ),
+    Mutant(
+        "law 5: nothing is claimed past the deadline",
+        LEASE,
+        "SELECT r.status = 'active' AND r.deadline > NOW(6)",
+        "SELECT r.status = 'active'",
+        "test_claim.py::test_nothing_is_claimed_past_the_deadline",
+    ),
+    # Law 6: nothing lives for ever.
+    Mutant(
+        "law 6: attempts are counted at the claim",
+        LEASE,
+        ",\n       attempts = attempts + 1",
+        "",
+        "test_claim.py::test_a_segment_that_kills_its_worker_is_counted_at_the_claim_and_given_up",
+    ),
+    Mutant(
+        "law 6: giving back does not count the attempt",
+        LEASE,
+        ",\n       attempts = attempts - 1",
+        "",
+        "test_claim.py::test_a_segment_given_back_is_claimable_at_once_and_its_attempt_not_counted",
+    ),
+    Mutant(
+        "law 6: a request whose node died is closed, after the grace",
+        "batch/sweep.py",
+        "deadline < NOW(6) - INTERVAL %s MICROSECOND",
+        "deadline < NOW(6) - INTERVAL %s MICROSECOND - INTERVAL 1 DAY",
+        "test_crash.py::test_a_request_whose_node_died_is_abandoned_and_billed_nothing",
+    ),
+    # Law 7: any node can finish any request, and settled ids never come back to life.
+    Mutant(
+        "law 7: a settled id is looked for in the meter",
+        "app/fanout.py",
+        "if metered is not None:",
+        "if False:",
+        "test_put.py::test_a_settled_id_answers_with_what_was_metered_and_never_runs_again",
+    ),
+    Mutant(
+        "law 7: another body under the same id is refused",
+        "app/door.py",
+        "if request.body_hash != new.body_hash:",
+        "if False:",
+        "test_put.py::test_another_body_under_the_same_id_is_refused_and_changes_nothing",
+    ),
+    # Law 9: one clock.
+    Mutant(
+        "law 9: every session is in UTC (T1)",
+        "store/database.py",
+        "time_zone = '+00:00',",
+        "autocommit = 1,",
+        "test_store.py::test_every_connection_is_the_same_reconnects_and_changed_servers_included",
+    ),
+    # Law 10: nobody who answers waits for a lock.
+    Mutant(
+        "law 10: READ COMMITTED, so the close locks no segment",
+        "store/database.py",
+        "ISOLATION LEVEL READ COMMITTED",
+        "ISOLATION LEVEL REPEATABLE READ",
+        "test_close.py::test_a_claim_that_is_frozen_in_mid_transaction_delays_no_close",
+    ),
+    Mutant(
+        "law 10: a cancel looks first",
+        "app/door.py",
+        'if request is not None and request.status == "active":',
+        "if request is not None:",
+        "test_put.py::test_a_put_does_not_wait_for_settlement_to_hear_that_it_is_settled",
+    ),
+    # Pitfalls.
+    Mutant(
+        "L2: the claim does not join the request",
+        LEASE,
+        "FROM   segments s\nWHERE  s.request_id = %s\n  AND  (s.status = 'pending'",
+        "FROM   segments s JOIN requests q ON q.id = s.request_id\n"
+        "WHERE  s.request_id = %s\n  AND  (s.status = 'pending'",
+        "test_claim.py::test_open_claims_do_not_hide_work_however_many_requests_there_are",
+    ),
+    Mutant(
+        "L7: 1020 is a conflict like 1213",
+        "store/database.py",
+        "{1213, 1205, 1020, 3101}",
+        "{1213, 1205, 3101}",
+        "test_store.py::test_what_changed_since_the_snapshot_is_run_again_whole",
+    ),
+    Mutant(
+        "L8: a lock wait undoes the whole transaction",
+        "store/database.py",
+        "await connection.rollback()",
+        "await connection.commit()",
+        "test_store.py::test_after_a_lock_wait_no_half_of_the_transaction_is_kept",
+    ),
+    Mutant(
+        "L6: a plain read sees what is there now",
+        "store/database.py",
+        '"autocommit": True,',
+        '"autocommit": False,',
+        "test_store.py::test_a_poll_sees_what_was_committed_since_the_last",
+    ),
+    Mutant(
+        "X7: an outcome is never cut",
+        "store/database.py",
+        ",\n            group_concat_max_len = 1048576",
+        "",
+        "test_close.py::test_the_outcome_of_many_segments_is_whole",
+    ),
+    Mutant(
+        "F3: rows found, not rows changed",
+        "store/database.py",
+        '"client_flag": CLIENT.FOUND_ROWS,',
+        "",
+        "test_fence.py::test_an_identical_renewal_is_no_lost_lease",
+    ),
+    Mutant(
+        "C11: a write-back whose reply was lost is read back by its token",
+        LEASE,
+        "ours = await numbers(cursor, WRITTEN, request_id, token, part)",
+        "ours: set[int] = set()",
+        "test_lost_commit.py::"
+        "test_a_write_back_whose_commit_was_cut_keeps_the_result_and_loses_no_lease",
+    ),
+    Mutant(
+        "C11: a claim whose reply was lost is read back by its token",
+        LEASE,
+        "if trouble is not None:\n",
+        "if False:\n",
+        "test_lost_commit.py::test_a_claim_whose_commit_was_cut_claims_nothing_twice",
+    ),
+    Mutant(
+        "one frozen row holds back no other write-back",
+        LEASE,
+        "waits = careful or error_number(trouble) == LOCK_WAIT",
+        "waits = careful",
+        "test_fence.py::test_a_row_that_a_frozen_client_holds_stops_no_other_write_back",
+    ),
+    Mutant(
+        "one frozen row holds back no other renewal",
+        LEASE,
+        "if error_number(trouble) == LOCK_WAIT:",
+        "if False:",
+        "test_fence.py::test_a_row_that_a_frozen_client_holds_stops_no_other_renewal",
+    ),
+    Mutant(
+        "F4: a handler stops before its lease ends unrenewed",
+        "worker/slots.py",
+        "if ends_at < last:",
+        "if False:",
+        "test_crash.py::"
+        "test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers_and_resumes",
+    ),
+    Mutant(
+        "W4: what runs at the end is given back",
+        "worker/slots.py",
+        "            await give_back(self._db, lease)\n",
+        "",
+        "test_worker.py::test_what_runs_beyond_the_grace_is_given_back_and_its_attempt_not_counted",
+    ),
+    Mutant(
+        "F1: a lost lease stops its handler",
+        "worker/slots.py",
+        'log.warning("%s: lease lost, handler stopped", named(lease))\n'
+        "                self._running[lease].cancel()",
+        'log.warning("%s: lease lost, handler stopped", named(lease))',
+        "test_worker.py::test_a_lost_lease_stops_the_handler_and_frees_its_slot",
+    ),
+    Mutant(
+        "the policy: what cannot be finished is not begun",
+        "worker/choice.py",
+        "if active.ends_at > enough and",
+        "if",
+        "test_choice.py::test_what_cannot_be_finished_in_time_is_left_to_expire",
+    ),
+    Mutant(
+        "the policy: a request that gave nothing is set aside",
+        "worker/choice.py",
+        "and self._aside.get(active.id, now) <= now",
+        "",
+        "test_choice.py::test_an_empty_request_is_asked_once_and_again_when_its_time_aside_is_over",
+    ),
+    Mutant(
+        "the policy: tenants in turn",
+        "worker/choice.py",
+        "smallest.setdefault(active.tenant, active)",
+        'smallest.setdefault("", active)',
+        "test_choice.py::test_a_tenant_with_many_requests_leaves_its_share_to_another",
+    ),
+    Mutant(
+        "H1: a POST whose caller leaves is closed",
+        "app/fanin.py",
+        "if await gone():",
+        "if False:",
+        "test_disconnect.py::test_a_post_whose_caller_leaves_is_abandoned_and_its_rest_never_runs",
+    ),
+    Mutant(
+        "a joiner who leaves ends nothing",
+        "app/door.py",
+        'return created and new.on_disconnect == "cancel" and',
+        'return new.on_disconnect == "cancel" and',
+        "test_disconnect.py::test_a_joiner_who_leaves_ends_nothing",
+    ),
+    Mutant(
+        "S8: a blank segment never meets a handler",
+        "app/fanout.py",
+        "if source.strip(BLANK)",
+        "if True",
+        "test_answer.py::test_blank_segments_are_done_at_once_and_never_claimed",
+    ),
+)
+
+
+def killed(mutant: Mutant, tree: Path) -> bool | None:
+    """Whether the named test fails on the mutant; None when the line is not there to take out."""
+    text = (ROOT / mutant.path).read_text(encoding="utf-8")
+    if text.count(mutant.line) != 1:
+        return None
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tree / name)
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    (tree / mutant.path).write_text(text.replace(mutant.line, mutant.instead), encoding="utf-8")
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
+    # The test must be there and fail: 1 is a failed test, 4 and 5 are tests that were not found.
+    try:
+        ran = subprocess.run(
+            (*command, f"tests/{mutant.test}"),
+            cwd=tree,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=TEST_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    if ran.returncode not in (0, 1):
+        raise SystemExit(f"{mutant.guards}: the test did not run:\n{ran.stdout}{ran.stderr}")
+    return ran.returncode == 1
+
+
+def main() -> int:
+    """The exit status: 0 when every mutant is caught by its test, 1 when one is not."""
+
+    def run(mutant: Mutant) -> tuple[Mutant, bool | None, float]:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as tree:
+            return mutant, killed(mutant, Path(tree)), time.monotonic() - began
+
+    caught = 0
+    chosen = [m for m in MUTANTS if not sys.argv[1:] or any(w in m.guards for w in sys.argv[1:])]
+    with ThreadPoolExecutor(AT_ONCE) as workers:
+        for mutant, fell, seconds in workers.map(run, chosen):
+            word = {True: "caught", False: "SURVIVED", None: "NOT FOUND"}[fell]
+            caught += fell is True
+            print(f"{word:9} {seconds:5.1f} s  {mutant.guards}  ({mutant.test})", flush=True)
+    print(f"{caught} of {len(chosen)} mutants caught")
+    return 0 if caught == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
