@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -168,6 +168,14 @@ WHERE  request_id = %s
 """
 
 
+async def read_sources(db: Database, request_id: int, wanted: Sequence[int]) -> dict[int, str]:
+    """The sources of these segments, by index; fewer when the request is settled and gone."""
+    if not wanted:
+        return {}
+    rows = await db.read(listed(SOURCES, len(wanted)), (request_id, *wanted))
+    return {row["index_no"]: row["source"] for row in rows}
+
+
 async def read_answer(
     db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished]
 ) -> Answer | None:
@@ -189,14 +197,13 @@ async def read_answer(
         processing -= finished.keys()
         named = {i for i, letter in enumerate(request.outcome or "") if letter in "df"}
         if status is not None and named <= finished.keys():
-            sources: dict[int, str] = {}
-            missing = [
-                i for i, said in enumerate(words(request, finished, processing)) if said != "done"
-            ]
-            if missing and request.on_missing == "source" and request.gaps is not None:
-                rows = await db.read(listed(SOURCES, len(missing)), (request.id, *missing))
-                sources = {row["index_no"]: row["source"] for row in rows}
-            return rendered(request, finished, processing, sources)
+            wanted: list[int] = []
+            if request.on_missing == "source" and request.gaps is not None:
+                said = words(request, finished, processing)
+                wanted = [i for i, word in enumerate(said) if word != "done"]
+            sources = await read_sources(db, request.id, wanted)
+            if len(sources) == len(wanted):
+                return rendered(request, finished, processing, sources)
     # Gone, or going between the reads: then there is a record, and it is the last word.
     metered = await find_metered(db, tenant, public_id)
     if metered is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from app.answer import read_answer
 from app.door import Door
+from app.ledger import Settled
 from app.settings import AppSettings
 from batch.settle import settle
 from store.close import close
@@ -72,3 +73,23 @@ async def test_a_cancel_is_never_told_that_the_request_runs_on(db: Database, bef
     request = await find_request(db, "mine")
     assert request is not None
     assert request.status == "cancelled"
+
+
+@pytest.mark.parametrize("before", range(4))
+async def test_an_answer_that_is_settled_between_two_reads_is_whole_or_a_record(
+    db: Database, before: int
+) -> None:
+    """Law 2: never half of it, such as a document that lacks what it should have."""
+    request_id, public_id = await submitted(db, 3, on_missing="source")
+    await written(db, *await claimed(db, request_id))
+    assert await close(db, request_id, "completed")
+
+    interrupted = Interrupted(db, before, lambda: settle(db, request_id, 60))
+    said: object
+    try:
+        answer = await read_answer(interrupted, TENANT, public_id, {})
+        said = answer.document if answer is not None else None
+    except Settled as settled:
+        said = settled.metered.segments
+
+    assert said in ("done 0 s1 s2", 1)
