@@ -300,11 +300,11 @@ MUTANTS = (
         "test_store.py::test_after_a_lock_wait_no_half_of_the_transaction_is_kept",
     ),
     Mutant(
-        "L6: a plain read sees what is there now",
+        "L6: a statement that stands by itself is committed by itself",
         "store/database.py",
         '"autocommit": True,',
         '"autocommit": False,',
-        "test_store.py::test_a_poll_sees_what_was_committed_since_the_last",
+        "test_close.py::test_only_the_first_close_counts",
     ),
     Mutant(
         "X7: an outcome is never cut",
