@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from app import door
+from app.__main__ import listening
 from app.body import Submission, read_submission
 from app.settings import AppSettings
 from local.server import KINDS, Server, find
@@ -22,6 +23,7 @@ from tests.acts import (
     Client,
     Programs,
     arrived,
+    free_port,
     meter_rows,
     raw_call,
     raw_request,
@@ -544,3 +546,9 @@ async def test_a_database_away_at_the_deadline_is_a_503_and_the_same_put_answers
     assert said.count("database away") == 1
     assert said.count("database back") == 1
     assert "Traceback" not in said
+
+
+def test_a_nodes_socket_is_one_from_which_asyncio_sends_at_once() -> None:
+    """asyncio switches Nagle's delay off only where a socket says that it is TCP."""
+    with listening(AppSettings(port=free_port())) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
