@@ -12,7 +12,10 @@ class AppSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="The address to listen on.")
     port: int = Field(8000, ge=1, le=65535, description="The port to listen on.")
     target_segments: int = Field(
-        100, ge=1, le=10_000, description="How many segments a document is split into at most."
+        100,
+        ge=1,
+        le=10_000,
+        description="How many segments a document is split into, or more where they were too long.",
     )
     # MariaDB takes no packet over 16 MiB unless told to, and the gaps of a document are one value.
     max_body_bytes: int = Field(

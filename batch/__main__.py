@@ -143,6 +143,8 @@ def ask(word: str, flags: list[str]) -> int:
     }
     found = asyncio.run(report(database, asks[word], given["json"]))
     if word != "audit":
+        if not found:
+            print(f"batch: nothing to show for {word}", file=sys.stderr)
         return 0
     print(f"batch: {found or 'no'} breaches of the laws", file=sys.stderr)
     return 1 if found else 0

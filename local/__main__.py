@@ -44,7 +44,13 @@ Partway is up. From another terminal:
   curl -s {url}/v1/requests -H 'Content-Type: application/json' \\
     -d '{{"document": "The train is late. The soup is hot.", "deadline_ms": 10000}}'
 
-Ctrl-C ends everything."""
+To look into it, or to add a worker that has the same handler:
+
+  . .venv/bin/activate
+  export PARTWAY_DATABASE_URL='{database_url}'
+  python -m batch status
+
+Answers are kept here for {keep} s, not a minute. Ctrl-C ends everything."""
 
 
 class Failure(Exception):
@@ -59,9 +65,11 @@ class Programs:
         self.lock = lock
         self.environment = environment
         self.running: dict[str, Popen[bytes]] = {}
+        self.words: dict[str, tuple[str, ...]] = {}
 
     def start(self, name: str, *arguments: str) -> None:
         """Start `python -m …` from the tree; its log is called like it."""
+        self.words[name] = arguments
         log = self.logs / f"{name}.log"
         log.unlink(missing_ok=True)
         command = (sys.executable, "-m", *arguments)
@@ -70,12 +78,19 @@ class Programs:
         )
 
     def check(self) -> None:
-        """Nothing while all run; Failure names the first that has ended."""
-        for name, process in self.running.items():
-            if process.poll() is not None:
+        """Nothing while all run; Failure names the first that has ended.
+
+        What was killed is started again, as in a deployment: whoever tries that wants to see it.
+        """
+        for name, process in list(self.running.items()):
+            status = process.poll()
+            if status is not None and status < 0:
+                say(f"{name} was killed by signal {-status} and is started again")
+                self.start(name, *self.words[name])
+            elif status is not None:
                 log = self.logs / f"{name}.log"
                 raise Failure(
-                    f"{name} has ended with status {process.returncode}. The last of its log:\n\n"
+                    f"{name} has ended with status {status}. The last of its log:\n\n"
                     f"{children.last_lines(log)}\n\n    (all of it: {log})"
                 )
 
@@ -96,6 +111,9 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=TREE / ".run", help="where data and logs are kept"
     )
+    parser.add_argument(
+        "--handler", default="apertium", help="what the workers compute with (apertium)"
+    )
     parser.add_argument("--parent", type=int, help="end when our parent, this process, dies")
     arguments = parser.parse_args()
     for number in STOPS:
@@ -103,7 +121,7 @@ def main() -> int:
     try:
         if arguments.parent is not None:
             children.end_with(arguments.parent)
-        run(arguments.folder.absolute(), arguments.port)
+        run(arguments.folder.absolute(), arguments.port, arguments.handler)
     except KeyboardInterrupt:
         pass
     except (Failure, ServerError) as error:
@@ -125,7 +143,7 @@ def ignore_stops() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def run(folder: Path, port: int) -> None:
+def run(folder: Path, port: int, handler: str) -> None:
     """Start everything, show what it does, and stay until we are to end."""
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -136,22 +154,23 @@ def run(folder: Path, port: int) -> None:
             logs, lock, {**keep, **os.environ, "PARTWAY_DATABASE_URL": database_url}
         )
         try:
-            say(f"Starting the app, {WORKERS} workers with Apertium, and the batch …")
+            say(f"Starting the app, {WORKERS} workers with {handler}, and the batch …")
             programs.start("batch", "batch")
             programs.start("app", "app", "--port", str(port))
             for number in range(1, WORKERS + 1):
-                words = ("worker", "--handler", "apertium", "--concurrency", "2")
+                words = ("worker", "--handler", handler, "--concurrency", "2")
                 programs.start(f"worker-{number}", *words)
             url = f"http://127.0.0.1:{port}"
             # No proxy stands between us and our own machine, whatever the environment says.
             with httpx.Client(base_url=url, trust_env=False) as http:
                 wait_until_ready(http, programs)
                 show(http, programs)
-            say(HOW_TO_CALL.format(url=url))
+            kept = programs.environment["PARTWAY_BATCH_KEEP_SECONDS"]
+            say(HOW_TO_CALL.format(url=url, database_url=database_url, keep=kept))
             stay(programs)
         finally:
             ignore_stops()
-            say("\nEnding the workers, the app and the batch …")
+            say("\nEnding the workers, the app and the batch, once they have done what is open …")
             programs.end()
 
 

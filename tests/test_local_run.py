@@ -173,6 +173,21 @@ def test_a_run_shows_the_answer_and_the_bill_and_ctrl_c_ends_it(run: Run) -> Non
     run.assert_nothing_is_left()
 
 
+def test_a_program_that_is_killed_is_started_again(run: Run) -> None:
+    before = {pid for pid, words in run.processes().items() if " -m worker " in words}
+
+    os.kill(min(before), signal.SIGKILL)
+
+    run.wait_until_shown("was killed by signal 9 and is started again")
+    wait_until(
+        lambda: any(
+            " -m worker " in words for pid, words in run.processes().items() if pid not in before
+        ),
+        run.shown,
+    )
+    assert "PARTWAY_DATABASE_URL='mysql://" in run.shown()
+
+
 def test_nothing_is_left_when_make_is_killed(run: Run) -> None:
     run.make.kill()
 

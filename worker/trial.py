@@ -70,6 +70,8 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     said = f"{ending.kind} after {ending.run_seconds:.3f} s"
+    if ending.after_seconds is not None:
+        said = f"asks for another try in {ending.after_seconds:g} s"
     print(f"{said}: {ending.error}" if ending.error else said, file=sys.stderr)
     if ending.kind != "done":
         return 1
