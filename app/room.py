@@ -16,11 +16,12 @@ SILENT_SECONDS = 10.0
 # One look by the index, no lock, and never more rows than the limit. Those whose deadline has
 # passed do not count: without a batch, a node that died would otherwise close the door for ever.
 # A request counts with all of its text until it is closed, since to know what of it is done one
-# would have to read its segments.
+# would have to read its segments. Where a quarter of all is active, MariaDB would rather read the
+# whole table, so the index is named.
 STANDING = """
 SELECT COUNT(*) AS requests, COALESCE(SUM(characters), 0) AS characters
 FROM   (SELECT characters
-        FROM   requests
+        FROM   requests FORCE INDEX (by_status)
         WHERE  status = 'active'
           AND  deadline > NOW(6)
         LIMIT  %s) AS active

@@ -105,7 +105,7 @@ async def test_failures_retries_and_rejections_are_recorded_with_their_reasons(
 async def test_a_worker_told_to_stop_finishes_what_runs_and_claims_nothing_more(
     db: Database, programs: Programs
 ) -> None:
-    request_id, _ = await submitted(db, ["after 1", "after 1", "after 1 too"])
+    request_id, _ = await submitted(db, ["after 2", "after 2", "after 2 too"])
     worker = await programs.worker(LATER, concurrency=2)
     await until_running(db, request_id, 2)
 
