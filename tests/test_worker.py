@@ -4,6 +4,8 @@ import asyncio
 import signal
 from collections import Counter
 
+import pytest
+
 from batch.settle import settle
 from store.close import close
 from store.database import Database
@@ -312,3 +314,15 @@ async def test_at_twice_the_load_nearly_all_that_is_begun_is_delivered(
     (row,) = await db.read("SELECT CAST(SUM(attempts) AS UNSIGNED) AS begun FROM segments")
     assert sum(answer["counts"]["timed_out"] for answer in answers) > 100, "no overload"
     assert delivered >= 0.9 * row["begun"]
+
+
+@pytest.mark.parametrize("handler", ["nowhere:at_all", "tests.told_handlers:nobody", "told"])
+async def test_a_worker_whose_handler_cannot_be_used_says_so_in_one_line_and_ends(
+    programs: Programs, handler: str
+) -> None:
+    worker = programs.start("worker", "--handler", handler)
+
+    assert await worker.ended() == 1
+    assert worker.said().startswith("worker: handler ")
+    assert repr(handler) in worker.said()
+    assert worker.said().count("\n") == 1
