@@ -57,6 +57,7 @@ class Slots:
         self._lease_ends_at: dict[Lease, float] = {}
         self._ready: list[Ready] = []
         self._careful = False
+        self._exchanging = asyncio.Lock()
         self._failures: list[Failure] = []
         self._params: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._trouble: BaseException | None = None
@@ -78,6 +79,11 @@ class Slots:
         if free > 0 and not self._draining:
             active = await self._choice.next(self._db)
         params = await self._params_of(active) if active is not None else None
+        async with self._exchanging:
+            return await self._exchange(None if self._draining else active, params or {}, free)
+
+    async def _exchange(self, active: Active | None, params: dict[str, Any], free: int) -> bool:
+        """Whether there is more to claim or to write back at once."""
         ready = list(self._ready)
         if active is None and not ready:
             return False
@@ -98,7 +104,7 @@ class Slots:
             log.warning("%s: lease lost, result dropped", named(lease))
         if active is not None:
             for lease in brought.claimed:
-                self._start(lease, active, params or {}, began)
+                self._start(lease, active, params, began)
             if len(brought.claimed) + brought.exhausted < free:
                 self._choice.set_aside(active.id)
             if brought.exhausted:
@@ -136,6 +142,8 @@ class Slots:
     async def drain(self, grace_seconds: float) -> None:
         """Claim nothing more, let what runs finish within the grace, then give the rest back."""
         self._draining = True
+        async with self._exchanging:
+            pass  # a claim that was on its way has come, and is among what runs
         await rest(grace_seconds, self.empty)
         running = dict(self._running)
         for task in running.values():
