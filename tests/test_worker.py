@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,9 @@ from tests.acts import (
     submitted,
     wait_until,
 )
+from worker.compute import Compute
+from worker.settings import WorkerSettings
+from worker.slots import Slots
 
 TOLD = "tests.told_handlers:told"
 LATER = "tests.told_handlers:told_later"
@@ -326,3 +330,44 @@ async def test_a_worker_whose_handler_cannot_be_used_says_so_in_one_line_and_end
     assert worker.said().startswith("worker: handler ")
     assert repr(handler) in worker.said()
     assert worker.said().count("\n") == 1
+
+
+class LateReply(Database):
+    """A database whose reply to an exchange comes only when the gate is opened."""
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self.committed = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.transaction = db.transaction  # type: ignore[method-assign] # the same, whoever asks
+        self.read = db.read  # type: ignore[method-assign]
+        self.write = db.write  # type: ignore[method-assign]
+
+    async def retry(self, run: Any, only_reads: bool = False) -> Any:
+        """What the exchange brought, late."""
+        brought = await self.db.retry(run, only_reads)
+        self.committed.set()
+        await self.gate.wait()
+        return brought
+
+
+async def test_a_claim_whose_reply_is_on_its_way_at_the_stop_is_given_back(db: Database) -> None:
+    """Committed, and not yet known here: it must not wait for its lease to run out."""
+    request_id, _ = await submitted(db, ["for ever"])
+    compute = Compute(LATER, 1, 60, 1000)
+    await compute.start()
+    try:
+        late = LateReply(db)
+        slots = Slots(late, compute, WorkerSettings(handler=LATER))
+        stepping = asyncio.create_task(slots.step())
+        await asyncio.wait_for(late.committed.wait(), 30)
+
+        draining = asyncio.create_task(slots.drain(0))
+        await asyncio.wait([draining], timeout=0.1)
+        late.gate.set()
+        await asyncio.wait_for(draining, 30)
+        await stepping
+
+        assert await statuses(db, request_id) == ["pending"]
+    finally:
+        await compute.close()
