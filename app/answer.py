@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -160,6 +161,9 @@ WHERE  request_id = %s
   AND  status = 'processing'
 """
 
+# What somebody has seen who has not looked yet.
+NOTHING: Mapping[int, Finished] = MappingProxyType({})
+
 SOURCES = """
 SELECT index_no, source
 FROM   segments
@@ -177,7 +181,7 @@ async def read_sources(db: Database, request_id: int, wanted: Sequence[int]) -> 
 
 
 async def read_answer(
-    db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished]
+    db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished] = NOTHING
 ) -> Answer | None:
     """What is there now; None when the tenant never had this id. Raises Settled.
 

@@ -5,6 +5,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Response
@@ -14,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
-from app.answer import Answer, find, is_known, read_answer
+from app.answer import Answer, Request, find, is_known, read_answer
 from app.body import Submission, check_public_id, read_submission
 from app.contract import ID_IN_PATH, LINKS, completed, gives, refuses, takes
 from app.fanin import gather
@@ -23,6 +24,7 @@ from app.ledger import Settled
 from app.problems import PROBLEM, Problem, plain
 from app.room import Room
 from app.settings import AppSettings
+from app.watch import Watch
 from store.close import close
 from store.database import Database, Unavailable
 
@@ -39,6 +41,15 @@ RETRY_WHEN_FULL_SECONDS = (2, 10)
 PublicId = Annotated[str, Path(description="The caller's own id.", json_schema_extra=ID_IN_PATH)]
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What a call stored or joined; the request is None when it is settled by now."""
+
+    public_id: str
+    request: Request | None
+    ends_with_its_caller: bool
+
+
 class Door:
     """What the routes share: the database, the settings, and when this node stops."""
 
@@ -46,6 +57,7 @@ class Door:
         self.db = db
         self.settings = settings
         self.room = Room(settings)
+        self.watch = Watch(db, settings.poll_seconds)
         self.stops_at = float("inf")
 
     def drain(self) -> None:
@@ -54,6 +66,20 @@ class Door:
 
     async def answer(self, call: Call, public_id: str | None) -> Response:
         """Split, store or join, wait, and answer: the whole of POST and PUT."""
+        begun = await self.begin(call, public_id)
+        request = begun.request
+        if request is not None and request.status == "active":
+            await gather(
+                self.db,
+                self.watch,
+                request,
+                lambda: min(request.ends_at, self.stops_at),
+                left_for_good(call, begun),
+            )
+        return answered(await read_answer(self.db, DEFAULT_TENANT, begun.public_id))
+
+    async def begin(self, call: Call, public_id: str | None) -> Begun:
+        """Store or join the request of this call; its text is not kept here any longer."""
         arrived = time.monotonic()
         raw = await read_body(call, self.settings.max_body_bytes)
         media_type = call.headers.get("content-type")
@@ -66,18 +92,9 @@ class Door:
             # An id that we made and that is there already is ours: the commit's reply was lost.
             created = True
         request = await find(self.db, DEFAULT_TENANT, new.public_id)
-        seen = {}
-        if request is not None:
-            if request.body_hash != new.body_hash:
-                raise Problem("other-body", f"The id {new.public_id} was sent with another body.")
-            seen = await gather(
-                self.db,
-                request,
-                self.settings.poll_seconds,
-                lambda: min(request.ends_at, self.stops_at),
-                left_for_good(call, new, created),
-            )
-        return answered(await read_answer(self.db, DEFAULT_TENANT, new.public_id, seen))
+        if request is not None and request.body_hash != new.body_hash:
+            raise Problem("other-body", f"The id {new.public_id} was sent with another body.")
+        return Begun(new.public_id, request, created and new.on_disconnect == "cancel")
 
     async def store(self, new: Submission, arrived: float) -> bool:
         """True when this call began the request; False when it joins. Problem 503 when full."""
@@ -97,7 +114,7 @@ class Door:
     async def read(self, public_id: str) -> Response:
         """What is there now."""
         check_public_id(public_id)
-        return answered(await read_answer(self.db, DEFAULT_TENANT, public_id, {}))
+        return answered(await read_answer(self.db, DEFAULT_TENANT, public_id))
 
     async def cancel(self, public_id: str) -> Response:
         """Close a running request as cancelled, and answer with what stands."""
@@ -106,7 +123,7 @@ class Door:
         # Only an active one: closing a final one would wait for the settlement that may hold it.
         if request is not None and request.status == "active":
             await close(self.db, request.id, "cancelled")
-        answer = await read_answer(self.db, DEFAULT_TENANT, public_id, {})
+        answer = await read_answer(self.db, DEFAULT_TENANT, public_id)
         if answer is not None and answer.status == "running":
             # Stored between the two looks; whoever cancels must not be told that it goes on.
             return await self.cancel(public_id)
@@ -128,14 +145,14 @@ async def read_body(call: Call, limit: int) -> bytes:
     return bytes(raw)
 
 
-def left_for_good(call: Call, new: Submission, created: bool) -> Callable[[], Awaitable[bool]]:
+def left_for_good(call: Call, begun: Begun) -> Callable[[], Awaitable[bool]]:
     """Whether the caller has gone and its request is to end with that.
 
     Never true for one who only joined: the call that began the request may still be waiting.
     """
 
     async def gone() -> bool:
-        return created and new.on_disconnect == "cancel" and await call.is_disconnected()
+        return begun.ends_with_its_caller and await call.is_disconnected()
 
     return gone
 

@@ -1,15 +1,14 @@
 """Somebody must wait for the segments, and the table is the only place to ask."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
-from app.answer import Finished, Request, look
+from app.answer import Request
+from app.watch import Progress, Watch
 from store.close import close
 from store.database import Database, Unavailable
-
-# A short request is not kept waiting for a slow poll: a wait is about a tenth of the time elapsed.
-FIRST_POLL_SECONDS = 0.01
 
 # How much later than its deadline a caller may hear that the database is away.
 LATE_SECONDS = 1.0
@@ -17,38 +16,37 @@ LATE_SECONDS = 1.0
 
 async def gather(
     db: Database,
+    watch: Watch,
     request: Request,
-    poll_seconds: float,
     ends_at: Callable[[], float],
     gone: Callable[[], Awaitable[bool]],
-) -> dict[int, Finished]:
-    """Wait for a request to become final, closing it when nobody else does; its finished segments.
+) -> None:
+    """Wait for a request to become final, closing it when nobody else does; nothing comes back.
 
     It is closed as completed when every segment is finished or `ends_at()` has passed (asked again
     at each look, since a node that stops ends sooner), and as abandoned when `gone()` says that the
     caller has left. Nothing is held while waiting. Raises Unavailable when the database is away at
     the end.
     """
-    began = time.monotonic()
-    seen: dict[int, Finished] = {}
     while True:
+        progress = Progress("active", 0)
+        left = ends_at() - time.monotonic()
+        if left > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    progress = await watch.next(request.id)
+        if progress.status != "active":
+            return
         left = ends_at() - time.monotonic()
         try:
             async with asyncio.timeout(max(left, 0) + LATE_SECONDS):
-                # The last look begins after the end, so that what finished in time is not missed.
-                status, fresh = await look(db, request.id, seen)
-                seen |= fresh
-                if status != "active":
-                    return seen
-                if len(seen) == request.segments or left <= 0:
+                # No last look: the close reads the rows itself, and what finished in time with it.
+                if progress.finished == request.segments or left <= 0:
                     await close(db, request.id, "completed")
-                    return seen
+                    return
                 if await gone():
                     await close(db, request.id, "abandoned")
-                    return seen
+                    return
         except (Unavailable, TimeoutError) as error:
             if ends_at() <= time.monotonic():
                 raise Unavailable("the database is away; the request goes on without it") from error
-        elapsed = time.monotonic() - began
-        wait = min(max(elapsed / 10, FIRST_POLL_SECONDS), poll_seconds)
-        await asyncio.sleep(max(min(wait, ends_at() - time.monotonic()), 0))

@@ -522,12 +522,12 @@ active [2] proctype Node() provided (!over)
         punctual[me] = true;
         node[me] = n_waiting
     }
-    /* app/fanin.py gather, app/answer.py LOOK: still active, and everything is finished, or it is
+    /* app/fanin.py gather, app/watch.py PROGRESS: still active, and everything is finished, or it is
      * the deadline, or this node has to stop, or the caller has left. One of them, at any moment.
      */
     :: d_step {
         node[me] == n_waiting && request == ACTIVE ->
-        printf("node %d: LOOK, and is about to close\n", me);
+        printf("node %d: PROGRESS, and is about to close\n", me);
         node[me] = n_closing
     }
     /* DELETE: app/answer.py FIND says active. */

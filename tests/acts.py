@@ -176,7 +176,7 @@ async def meter_rows(db: Database, public_id: str | None = None) -> list[Row]:
 
 async def answer_of(db: Database, public_id: str) -> Answer:
     """The answer as it stands."""
-    answer = await read_answer(db, TENANT, public_id, {})
+    answer = await read_answer(db, TENANT, public_id)
     assert answer is not None
     return answer
 

@@ -14,6 +14,7 @@ from app.fanin import gather
 from app.fanout import submit
 from app.ledger import Metered
 from app.settings import AppSettings
+from app.watch import Watch
 from batch.settle import settle, settleable
 from batch.sweep import abandon, overdue
 from store.close import Final, close
@@ -142,10 +143,9 @@ def fails(index: int) -> Act:
 async def handle(db: Database, world: World, told: Told) -> None:
     """The call that began the request, at its end: close it and answer."""
     request = await find(db, TENANT, world.public_id)
-    seen = {}
     if request is not None:
-        seen = await gather(db, request, 0.5, lambda: 0.0, nobody_left)
-    answer = await read_answer(db, TENANT, world.public_id, seen)
+        await gather(db, Watch(db, 0.5), request, lambda: 0.0, nobody_left)
+    answer = await read_answer(db, TENANT, world.public_id)
     assert answer is not None
     told.answers.append(answer)
 

@@ -403,8 +403,8 @@ MUTANTS = (
     Mutant(
         "a joiner who leaves ends nothing",
         "app/door.py",
-        'return created and new.on_disconnect == "cancel" and',
-        'return new.on_disconnect == "cancel" and',
+        'created and new.on_disconnect == "cancel")',
+        'new.on_disconnect == "cancel")',
         "test_disconnect.py::test_a_joiner_who_leaves_ends_nothing",
     ),
     Mutant(

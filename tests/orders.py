@@ -323,7 +323,7 @@ class Stage:
             order.errors += session.errors
         order.after = await self.view(len(order.steps))
         try:
-            order.answer = await read_answer(self.db, TENANT, self.world.public_id, {})
+            order.answer = await read_answer(self.db, TENANT, self.world.public_id)
         except Settled as settled:
             order.answer = settled.metered
         return order

@@ -321,7 +321,7 @@ async def test_whoever_asks_gets_the_same_bytes(db: Database, ending: Final) -> 
     await close(db, request_id, ending)
 
     closer = await read_answer(db, TENANT, public_id, seen)
-    other = await read_answer(db, TENANT, public_id, {})
+    other = await read_answer(db, TENANT, public_id)
 
     assert closer is not None
     assert other is not None
@@ -347,8 +347,8 @@ async def test_the_answer_does_not_depend_on_what_was_seen_before_the_close(db: 
 async def test_an_id_that_was_never_there_has_no_answer(db: Database) -> None:
     _, public_id = await submitted(db, 1)
 
-    assert await read_answer(db, TENANT, public_id + "x", {}) is None
-    assert await read_answer(db, "somebody else", public_id, {}) is None
+    assert await read_answer(db, TENANT, public_id + "x") is None
+    assert await read_answer(db, "somebody else", public_id) is None
     assert await read_answer(db, TENANT, public_id.upper(), {}) is None
 
 
@@ -359,7 +359,7 @@ async def test_a_settled_request_has_a_record_instead_of_an_answer(db: Database)
     assert await settle(db, request_id, 0) == "settled"
 
     with pytest.raises(Settled) as found:
-        await read_answer(db, TENANT, public_id, {})
+        await read_answer(db, TENANT, public_id)
 
     assert found.value.metered.segments == 1
     assert found.value.metered.billed is True

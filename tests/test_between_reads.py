@@ -49,7 +49,7 @@ async def test_final_figures_are_the_bill_whenever_the_last_straggler_is_written
     assert await close(db, request_id, "cancelled")
 
     interrupted = Interrupted(db, before, lambda: written(db, last))
-    answer = await read_answer(interrupted, TENANT, public_id, {})
+    answer = await read_answer(interrupted, TENANT, public_id)
     if interrupted.reads_left >= 0:
         await written(db, last)
 
@@ -87,7 +87,7 @@ async def test_an_answer_that_is_settled_between_two_reads_is_whole_or_a_record(
     interrupted = Interrupted(db, before, lambda: settle(db, request_id, 60))
     said: object
     try:
-        answer = await read_answer(interrupted, TENANT, public_id, {})
+        answer = await read_answer(interrupted, TENANT, public_id)
         said = answer.document if answer is not None else None
     except Settled as settled:
         said = settled.metered.segments

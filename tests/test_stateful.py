@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from app.fanin import gather
 from app.fanout import submit
 from app.ledger import Metered, Settled
 from app.settings import AppSettings
+from app.watch import Watch
 from batch.settle import settle, settleable
 from batch.sweep import abandon, overdue
 from store.close import close
@@ -174,7 +176,7 @@ class Actors(RuleBasedStateMachine):
         """With GET, or with PUT under an id that was used before."""
         one = self.one_of(draw)
         if draw(st.booleans()):
-            self.told(one, read_answer(self.db, TENANT, one.public_id, {}))
+            self.told(one, read_answer(self.db, TENANT, one.public_id))
             return
         again = submission(["again"], one.public_id, DEADLINE_MS)
         try:
@@ -209,12 +211,11 @@ class Actors(RuleBasedStateMachine):
         async def gone() -> bool:
             return left
 
-        seen = {}
         request = await find(self.db, TENANT, one.public_id)
         if request is not None:
-            ends_at = float("inf") if left else 0.0
-            seen = await gather(self.db, request, 0.01, lambda: ends_at, gone)
-        return await read_answer(self.db, TENANT, one.public_id, seen)
+            ends_at = time.monotonic() + 60 if left else 0.0
+            await gather(self.db, Watch(self.db, 0.01), request, lambda: ends_at, gone)
+        return await read_answer(self.db, TENANT, one.public_id)
 
     # Workers.
 
