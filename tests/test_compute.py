@@ -236,6 +236,7 @@ async def test_what_a_child_said_before_it_died_is_heard() -> None:
         first = asyncio.create_task(compute.run(work(do="pid")))
         second = asyncio.create_task(compute.run(work(do="kill later")))
         await asyncio.sleep(0)
+        child.flush()
         # As if so much had been said that it takes several turns to read.
         child.transport.pause_reading()
         os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import sys
 
+import uvloop
+
 from store.loop import repeat, start_log, stop_on_signals
 from store.settings import DatabaseSettings, read_settings
 from store.start import Refusal, opened
@@ -58,7 +60,7 @@ def main() -> int:
     settings = read_settings(WorkerSettings, "worker", sys.argv[1:])
     database = read_settings(DatabaseSettings, "worker")
     try:
-        asyncio.run(work(database, settings))
+        uvloop.run(work(database, settings))
     except (Refusal, HandlerError) as refusal:
         print(f"worker: {refusal}", file=sys.stderr)
         return 1

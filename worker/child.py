@@ -30,6 +30,9 @@ Message = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1
 
+# The messages of a whole claim, as a rule.
+RECEIVED_BYTES = 262_144
+
 
 def end_with_parent(parent_id: int) -> None:
     """Have the kernel kill this process when its parent dies, even while it is busy in C code."""
@@ -58,14 +61,23 @@ def send(channel: socket.socket, *messages: Message) -> None:
         os._exit(1)
 
 
-def listen(channel: socket.socket, receive: Callable[[Message], object]) -> None:
-    """Hand on what the parent says, in a thread of its own; without a parent the process ends."""
+def listen(channel: socket.socket, receive: Callable[[list[Message]], object]) -> None:
+    """Hand on what the parent says, in a thread of its own; without a parent the process ends.
+
+    What has come together is handed on together: each time costs a wake-up of the other thread.
+    """
 
     def read() -> None:
+        pieces: list[bytes] = []
         # A parent that was killed leaves a reset where it had not read all that we said.
-        with contextlib.suppress(ConnectionError), channel.makefile("rb") as lines:
-            for line in lines:
-                receive(json.loads(line))
+        with contextlib.suppress(ConnectionError):
+            while piece := channel.recv(RECEIVED_BYTES):
+                pieces.append(piece)
+                # Only then joined: a source of some megabytes arrives in many pieces.
+                if b"\n" in piece:
+                    *lines, rest = b"".join(pieces).split(b"\n")
+                    pieces = [rest]
+                    receive([json.loads(line) for line in lines])
         os._exit(1)
 
     threading.Thread(target=read, name="listen", daemon=True).start()
@@ -129,7 +141,7 @@ def serve_sync(
     inbox: SimpleQueue[tuple[Message, Context] | None] = SimpleQueue()
     contexts: dict[int, Context] = {}
 
-    def receive(message: Message) -> None:
+    def take(message: Message) -> None:
         if message["kind"] == "run":
             contexts[message["id"]] = context_of(message)
             inbox.put((message, contexts[message["id"]]))
@@ -137,6 +149,10 @@ def serve_sync(
             inbox.put(None)
         elif message["id"] in contexts:
             contexts[message["id"]].cancelled = True
+
+    def receive(messages: list[Message]) -> None:
+        for message in messages:
+            take(message)
 
     listen(channel, receive)
     while (item := inbox.get()) is not None:
@@ -200,7 +216,7 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
             # Cancelled before its first step, so that run() could not reply.
             reply_with({"kind": "failed", "id": number, "error": "cancelled"})
 
-    def receive(message: Message) -> None:
+    def take(message: Message) -> None:
         if message["kind"] == "run":
             number, context = message["id"], context_of(message)
             task = loop.create_task(run(message, context))
@@ -213,7 +229,11 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
             context.cancelled = True
             task.cancel()
 
-    listen(channel, lambda message: loop.call_soon_threadsafe(receive, message))
+    def receive(messages: list[Message]) -> None:
+        for message in messages:
+            take(message)
+
+    listen(channel, lambda messages: loop.call_soon_threadsafe(receive, messages))
     await closing.wait()
     for task, _ in running.values():
         task.cancel()

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from worker.handler import HandlerError
 
@@ -82,10 +82,11 @@ class _Child(asyncio.Protocol):
         self.alone = False
         self.killed = False
         self.pieces: list[bytes] = []
+        self.unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # No assertion: uvloop's transports are none of asyncio's by descent.
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.pieces.append(data)
@@ -103,8 +104,16 @@ class _Child(asyncio.Protocol):
 
     def send(self, message: Message) -> None:
         """Write one message; a child that is gone hears nothing, and `end` tells of it."""
+        # One write for what is sent in one turn of the loop: a claim brings many segments.
+        if not self.unsent:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self.unsent.append(json.dumps(message).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Write what `send` has gathered."""
         if not self.transport.is_closing():
-            self.transport.write(json.dumps(message).encode() + b"\n")
+            self.transport.write(b"".join(self.unsent))
+        self.unsent.clear()
 
     def kill(self) -> None:
         """End the process for a reason of ours, so that no attempt in it is blamed for its end."""
@@ -249,7 +258,7 @@ class Compute:
     def _set_timer(self, attempt: _Attempt, ends_at: float, kind: Kind, error: str) -> None:
         if attempt.timer is not None:
             attempt.timer.cancel()
-        # asyncio's clock is time.monotonic(), the clock of ends_at.
+        # The loop's clock is the clock of ends_at: time.monotonic().
         loop = asyncio.get_running_loop()
         attempt.timer = loop.call_at(ends_at, self._end, attempt, kind, error)
 
