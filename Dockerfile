@@ -12,7 +12,7 @@ WORKDIR /partway
 
 # The dependencies first: they change less often than the code, and Docker keeps them.
 COPY pyproject.toml README.md ./
-RUN mkdir -p app batch store worker/handlers \
+RUN mkdir -p app batch client store worker/handlers \
  && pip install --no-cache-dir --editable .
 
 COPY schema.sql ./
@@ -20,6 +20,8 @@ COPY store store
 COPY app app
 COPY worker worker
 COPY batch batch
+# The command `partway`, to try a deployment from inside it.
+COPY client client
 
 # Nothing here needs the rights of root.
 RUN useradd --system --no-create-home partway

@@ -1,10 +1,10 @@
 # The few commands of this project. Arguments go through ARGS: make test ARGS="-k lease -x"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test mutants model chaos orders lint format clean
+.PHONY: help run test screens mutants model chaos orders bench bench-peers lint format clean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' Makefile
 
 run: ## Set up what is missing, start everything, show a document answered; Ctrl-C ends it
 	@local/setup.sh run
@@ -26,6 +26,19 @@ chaos: ## Break everything under load, compare answers with bills: make chaos SE
 orders: ## Let transactions meet in COUNT orders each, by chance from SEED: make orders COUNT=1000
 	@local/setup.sh test
 	@exec .venv/bin/python -m tests.orders --seed $(or $(SEED),1) --count $(or $(COUNT),300) $(ARGS)
+
+screens: ## Show each page in each state, as pictures in docs/screens
+	@local/setup.sh test
+	@exec .venv/bin/python -m tests.screens $(ARGS)
+
+bench: ## Measure the product against its server, figures and curves: make bench ARGS="--quick"
+	@local/setup.sh test
+	.venv/bin/pip install --quiet --editable '.[bench]'
+	@exec .venv/bin/python -m bench $(ARGS)
+
+bench-peers: ## Install the peers in .run/peers and measure each: make bench-peers ARGS="dramatiq arq"
+	@local/setup.sh test
+	@exec .venv/bin/python -m bench.peers $(ARGS)
 
 mutants: ## Take out, one by one, the lines that uphold a law, and see a test fail; ARGS="law" for some
 	@local/setup.sh test

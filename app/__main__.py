@@ -2,16 +2,26 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
+import h11
 import uvicorn
+import uvloop
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from app import keys
+from app.access import is_open
 from app.door import Door, build
+from app.problems import PROBLEM, plain
 from app.settings import AppSettings
-from store.loop import start_log, stop_on_signals
+from store.database import Database
+from store.log import start_log
+from store.loop import stop_on_signals
 from store.settings import DatabaseSettings, read_settings
 from store.start import Refusal, opened
 
@@ -20,8 +30,9 @@ log = logging.getLogger("partway.app")
 # Calls that may knock at once while the node is busy with others; uvicorn's own figure.
 BACKLOG = 2048
 
-# Time for the last answers to be read and sent after the drain.
-LAST_ANSWERS_SECONDS = 5
+# After the drain: a silent database is given up, and the last answers are read and sent. The server
+# would break a call off with a stack for a word.
+LAST_ANSWERS_SECONDS = 15
 
 
 class Server(uvicorn.Server):
@@ -30,6 +41,27 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class Protocol(H11Protocol):
+    """uvicorn's HTTP, with a problem document for what cannot be read: its own is plain text."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Say so and end the connection; just end it where an answer has begun already."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            said = json.dumps(plain(400) | {"detail": msg}).encode()
+            headers = [("Content-Type", PROBLEM), ("Content-Length", str(len(said)))]
+            for event in (
+                h11.Response(
+                    status_code=400,
+                    headers=[*headers, ("Connection", "close")],
+                    reason="Bad Request",
+                ),
+                h11.Data(data=said),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 def listening(settings: AppSettings) -> socket.socket:
@@ -53,10 +85,13 @@ async def serve(database: DatabaseSettings, settings: AppSettings) -> None:
     """Serve until told to stop, then end in order; nothing comes back."""
     stop = stop_on_signals()
     async with opened(database) as db:
+        if not settings.keyless and not await is_open(db):
+            log.warning("there is no key yet: python -m app keys create --tenant NAME makes one")
         door = Door(db, settings)
         server = Server(
             uvicorn.Config(
                 build(door),
+                http=Protocol,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -71,15 +106,34 @@ async def serve(database: DatabaseSettings, settings: AppSettings) -> None:
         server.should_exit = True
         stopping.cancel()
         await serving
+        await door.end()
+
+
+ABOUT = """Serves the door until it is told to stop. `python -m app keys` makes, lists and revokes
+keys (it has --help); `python -m app openapi` prints the OpenAPI document of a node."""
+
+
+def print_contract(flags: Sequence[str]) -> int:
+    """Print the OpenAPI document of a node with these flags; the exit status."""
+    settings = read_settings(AppSettings, "app", flags)
+    # Nobody calls it, so it touches no database.
+    contract = build(Door(cast(Database, None), settings)).openapi()
+    print(json.dumps(contract, indent=2, ensure_ascii=False))
+    return 0
 
 
 def main() -> int:
     """The exit status of the program: 0, 1 (refused), or 2 (a setting is wrong)."""
-    start_log()
-    settings = read_settings(AppSettings, "app", sys.argv[1:])
+    words = sys.argv[1:]
+    if words[:1] == ["openapi"]:
+        return print_contract(words[1:])
+    start_log("app")
+    if words[:1] == ["keys"]:
+        return keys.main(words[1:])
+    settings = read_settings(AppSettings, "app", words, ABOUT)
     database = read_settings(DatabaseSettings, "app")
     try:
-        asyncio.run(serve(database, settings))
+        uvloop.run(serve(database, settings))
     except Refusal as refusal:
         print(f"app: {refusal}", file=sys.stderr)
         return 1

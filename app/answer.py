@@ -1,5 +1,6 @@
 """The answer is read from the rows, in the same way by whoever closed, joined or only asks."""
 
+import asyncio
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.ledger import Settled, find_metered
-from store.database import Database, listed
+from store.database import Database, Unavailable, listed
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,18 @@ class SegmentAnswer(BaseModel):
     result: str | None = None
     error: str | None = Field(None, description="Why a failed segment failed.")
     attempts: int | None = Field(None, description="Known once the segment is done or failed.")
+
+
+def told(segment: Finished) -> SegmentAnswer:
+    """What is answered of a segment that is done or failed."""
+    is_done = segment.status == "done"
+    return SegmentAnswer(
+        index=segment.index_no,
+        status=segment.status,
+        result=segment.result if is_done else None,
+        error=None if is_done else segment.error,
+        attempts=segment.attempts,
+    )
 
 
 class Counts(BaseModel):
@@ -161,6 +174,13 @@ WHERE  request_id = %s
   AND  status = 'processing'
 """
 
+
+async def read_processing(db: Database, request_id: int) -> set[int]:
+    """The segments of a request that run now, or were left by a worker that died."""
+    rows = await db.read(PROCESSING, (request_id,))
+    return {row["index_no"] for row in rows}
+
+
 # What somebody has seen who has not looked yet.
 NOTHING: Mapping[int, Finished] = MappingProxyType({})
 
@@ -180,22 +200,36 @@ async def read_sources(db: Database, request_id: int, wanted: Sequence[int]) -> 
     return {row["index_no"]: row["source"] for row in rows}
 
 
+# A database that is silent must not hold a call much longer than one that is away; the largest
+# answers take seconds.
+READ_SECONDS = 5.0
+
+
 async def read_answer(
     db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished] = NOTHING
 ) -> Answer | None:
     """What is there now; None when the tenant never had this id. Raises Settled.
 
     `seen` holds the finished segments that the caller of this function has read already: each
-    result crosses the wire once.
+    result crosses the wire once. Raises Unavailable when the rows cannot be had in READ_SECONDS.
     """
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await _read_answer(db, tenant, public_id, seen)
+    except TimeoutError as error:
+        raise Unavailable("the database does not answer in time") from error
+
+
+async def _read_answer(
+    db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished]
+) -> Answer | None:
     request = await find(db, tenant, public_id)
     if request is not None:
         processing: set[int] = set()
         if request.status != "completed":
             # Before the results, never after: what is written back in between would be in neither,
             # and figures without it be called final.
-            rows = await db.read(PROCESSING, (request.id,))
-            processing = {row["index_no"] for row in rows}
+            processing = await read_processing(db, request.id)
         status, fresh = await look(db, request.id, seen)
         finished = {**seen, **fresh}
         processing -= finished.keys()
@@ -290,13 +324,7 @@ def rendered(
         ),
         document=together(request.gaps, parts),
         segments=[
-            SegmentAnswer(
-                index=i,
-                status=word,
-                result=finished[i].result if word == "done" else None,
-                error=finished[i].error if word == "failed" else None,
-                attempts=finished[i].attempts if word in ("done", "failed") else None,
-            )
+            told(finished[i]) if word in ("done", "failed") else SegmentAnswer(index=i, status=word)
             for i, word in enumerate(said)
         ],
     )

@@ -11,9 +11,11 @@ from pydantic.json_schema import models_json_schema
 from app import problems
 from app.answer import Answer, Counts, SegmentAnswer, Usage
 from app.body import DEEPEST, PUBLIC_ID, Body
+from app.events import EVENT_ID, EVENTS, Accepted, Working
 from app.ledger import Metered
 from app.problems import KINDS, PROBLEM, URN, Wrong
 from app.settings import AppSettings
+from app.usage import EVERYBODY, UsageAnswer
 
 COMPONENTS = "#/components/schemas/{model}"
 
@@ -48,6 +50,36 @@ RETRY_AFTER = {
     }
 }
 
+WWW_AUTHENTICATE = {
+    "WWW-Authenticate": {
+        "description": "How to say who calls.",
+        "required": True,
+        "schema": {"const": "Bearer", "type": "string"},
+    }
+}
+
+# Not required: there is none where the tenant has no limit.
+RATE_HEADERS = {
+    "RateLimit": {
+        "description": "What is left of the characters of a minute, and in how many seconds all of "
+        "them are there again (draft-ietf-httpapi-ratelimit-headers).",
+        "schema": {"type": "string"},
+        "example": '"characters";r=99997000;t=1',
+    },
+    "RateLimit-Policy": {
+        "description": "How many characters may be sent in a minute.",
+        "schema": {"type": "string"},
+        "example": '"characters";q=100000000;qu="characters";w=60',
+    },
+}
+
+# What a problem of this status is sent with.
+PROBLEM_HEADERS: Mapping[int, Mapping[str, Any]] = {
+    401: WWW_AUTHENTICATE,
+    429: RETRY_AFTER | RATE_HEADERS,
+    503: RETRY_AFTER,
+}
+
 ANSWER_HEADERS = {
     "Partway-Outcome": {
         "description": "The status of the answer, for logs and proxies.",
@@ -65,6 +97,57 @@ ANSWER_HEADERS = {
 LINKS = {
     "read": {"operationId": "get_request", "parameters": {"public_id": "$response.body#/id"}},
     "cancel": {"operationId": "cancel_request", "parameters": {"public_id": "$response.body#/id"}},
+    "watch": {"operationId": "get_events", "parameters": {"public_id": "$response.body#/id"}},
+}
+
+PREFERENCE_APPLIED = {
+    "Preference-Applied": {
+        "description": "What of the header Prefer was done (RFC 7240).",
+        "schema": {"type": "string"},
+        "example": "wait=20",
+    }
+}
+
+LOCATION = {
+    "Location": {
+        "description": "Where the answer can be read, and waited for.",
+        "required": True,
+        "schema": {"type": "string", "format": "uri-reference"},
+    }
+}
+
+# Headers of calls, none of which must be there; what of Prefer is not known is ignored.
+RESPOND_ASYNC = {
+    "name": "Prefer",
+    "in": "header",
+    "description": "respond-async: to be answered with 202 while the request still runs, after N "
+    "seconds with wait=N. The request goes on when its caller leaves (RFC 7240).",
+    "schema": {"type": "string"},
+    "example": "respond-async, wait=5",
+}
+WAIT = {
+    "name": "Prefer",
+    "in": "header",
+    "description": "wait=N: to be answered at the end of the request, or after N seconds "
+    "(RFC 7240).",
+    "schema": {"type": "string"},
+    "example": "wait=20",
+}
+LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "description": "The id of the last event that was read: how many segments the reader has, and "
+    "which. It gets the rest.",
+    "schema": {"type": "string", "pattern": f"^({EVENT_ID.pattern})?$"},
+    "example": "3:0-1,5",
+}
+
+# The four events by their names; an id is what Last-Event-ID says after it.
+EVENT_MODELS: Mapping[str, type[BaseModel]] = {
+    "accepted": Accepted,
+    "segment": SegmentAnswer,
+    "working": Working,
+    "end": Answer,
 }
 
 EXAMPLE_BODIES: Mapping[str, Any] = {
@@ -99,6 +182,28 @@ EXAMPLE_METERED = {
 }
 
 
+EXAMPLE_CSV = """\
+day,tenant,status,billed,requests,segments,input_characters,output_characters
+2026-11-30,acme,completed,true,1,1,11,9
+"""
+
+
+def event_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
+    """What an event is once it is read: its name, its id where it has one, and the JSON in it."""
+    said = {"$ref": COMPONENTS.format(model=model.__name__)}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
+    fields: dict[str, Any] = {"event": {"const": name}, "data": data}
+    if name != "working":
+        fields["id"] = {"type": "string", "pattern": f"^{EVENT_ID.pattern}$"}
+    return {"type": "object", "required": list(fields), "properties": fields}
+
+
+# As OpenAPI 3.2 describes a stream, and the framework its own.
+EVENT_STREAM: dict[str, Any] = {
+    EVENTS: {"itemSchema": {"oneOf": [event_schema(*named) for named in EVENT_MODELS.items()]}}
+}
+
+
 def takes(settings: AppSettings) -> dict[str, Any]:
     """The body of POST and PUT, with the limits of this node."""
     schema = Body.model_json_schema()
@@ -127,15 +232,50 @@ def takes(settings: AppSettings) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def gives(*kinds: str, links: Mapping[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+def sends(parameter: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call may send with this header, besides what the framework knows of."""
+    return {"parameters": [dict(parameter)]}
+
+
+def gives(*kinds: str, headers: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
     """The responses of a call that answers a request, or with one of these kinds of problem."""
     answer = {
         "model": Answer,
         "description": "What is there of the request.",
-        "headers": ANSWER_HEADERS,
-        **({"links": links} if links else {}),
+        "headers": ANSWER_HEADERS | (headers or {}),
     }
     return {200: answer, **refuses(*kinds)}
+
+
+def begins(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a call that brings a request, or with one of these kinds of problem."""
+    responses = gives(*kinds, headers=RATE_HEADERS | PREFERENCE_APPLIED)
+    early = {
+        "description": "The request runs; the caller preferred not to wait for its end.",
+        "headers": responses[200]["headers"] | LOCATION,
+    }
+    responses[200] |= {"links": LINKS, "content": EVENT_STREAM}
+    responses[200]["description"] = (
+        "What is there of the request; event by event with Accept: text/event-stream."
+    )
+    return {**responses, 202: {"model": Answer, "links": LINKS, **early}}
+
+
+def shows(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a call that watches a request, or with one of these kinds of problem."""
+    place = {"Content-Location": ANSWER_HEADERS["Content-Location"]}
+    return {
+        200: {"description": "The events, to the end.", "headers": place, "content": EVENT_STREAM},
+        204: {"description": "The reader has had the end already."},
+        **refuses(*kinds),
+    }
+
+
+def counts(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a call that answers with what was metered, or with one of these problems."""
+    table = {"text/csv": {"schema": {"type": "string"}, "example": EXAMPLE_CSV}}
+    found = {"model": UsageAnswer, "description": "What was metered.", "content": table}
+    return {200: found, **refuses(*kinds)}
 
 
 def refuses(*kinds: str) -> dict[int | str, dict[str, Any]]:
@@ -157,7 +297,7 @@ def refusal(status: int, kinds: list[str]) -> dict[str, Any]:
                 "examples": {kind: {"value": example(kind)} for kind in kinds},
             }
         },
-        **({"headers": RETRY_AFTER} if status == 503 else {}),
+        **({"headers": PROBLEM_HEADERS[status]} if status in PROBLEM_HEADERS else {}),
     }
 
 
@@ -172,15 +312,44 @@ def example(kind: str) -> dict[str, Any]:
 # How an id is written, where a path has one.
 ID_IN_PATH = {"pattern": f"^{PUBLIC_ID.pattern}$"}
 
+# How a time is written in a query; UTC where it does not say.
+TIME_IN_QUERY = {
+    "anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]
+}
+
+TENANT_IN_QUERY = {
+    "anyOf": [
+        {"type": "string", "pattern": f"^{PUBLIC_ID.pattern}$"},
+        {"type": "string", "const": EVERYBODY},
+    ],
+    "description": f"Whose, for operators; {EVERYBODY} for all.",
+}
+
+# Under the name that each operation refers to, but for those that say nothing of anybody.
+KEY_SCHEME = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key of the tenant's, as `python -m app keys create` shows it once.",
+    }
+}
+WITHOUT_A_KEY: dict[str, Any] = {"security": []}
+
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI document of the framework, with the schemas that it cannot know of."""
     schemas = document["components"]["schemas"]
     _, ours = models_json_schema(
-        [(Problem, "validation"), (SettledProblem, "validation")], ref_template=COMPONENTS
+        [
+            *((Problem, "validation"), (SettledProblem, "validation")),
+            *((Accepted, "serialization"), (Working, "serialization")),
+        ],
+        ref_template=COMPONENTS,
     )
     schemas |= ours["$defs"]
     # Not with the response: the framework would take every null out of it.
     schemas["Answer"]["examples"] = [EXAMPLE_ANSWER.model_dump(mode="json")]
     schemas["Outcome"] = schemas["Answer"]["properties"]["status"]
+    document["components"]["securitySchemes"] = KEY_SCHEME
+    document["security"] = [{name: []} for name in KEY_SCHEME]
     return document

@@ -1,44 +1,106 @@
 """Callers need one synchronous door: these are its routes; they decide nothing that rows decide."""
 
 import asyncio
-import random
+import contextlib
+import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlencode
 
-from fastapi import FastAPI, Path, Response
+from fastapi import Depends, FastAPI, Path, Query, Response
 from fastapi import Request as Call
-from fastapi.responses import JSONResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.access import (
+    COOKIE,
+    LONGEST_FORM,
+    SCOPES,
+    SESSION_HOURS,
+    Caller,
+    asked_for,
+    begin_session,
+    end_session,
+    read_login,
+    unauthorized,
+)
 from app.answer import Answer, Request, find, is_known, read_answer
 from app.body import Submission, check_public_id, read_submission
-from app.contract import ID_IN_PATH, LINKS, completed, gives, refuses, takes
-from app.fanin import gather
+from app.contract import (
+    ID_IN_PATH,
+    LAST_EVENT_ID,
+    PREFERENCE_APPLIED,
+    RESPOND_ASYNC,
+    TENANT_IN_QUERY,
+    TIME_IN_QUERY,
+    WAIT,
+    WITHOUT_A_KEY,
+    begins,
+    completed,
+    counts,
+    gives,
+    refuses,
+    sends,
+    shows,
+    takes,
+)
+from app.events import EVENTS, Feeds, Place, no_place, read_place, stream
+from app.fanin import LATE_SECONDS, gather, looks
 from app.fanout import submit
+from app.guard import check_origin, own_names
 from app.ledger import Settled
+from app.limits import LimitsAnswer, charge, read_limits, read_rate_headers, refund
+from app.page import pages
+from app.prefer import NO_PREFERENCES, Preferences, read_prefer, read_quality
 from app.problems import PROBLEM, Problem, plain
 from app.room import Room
 from app.settings import AppSettings
+from app.trace import read_traceparent
+from app.unattended import Unattended
+from app.usage import (
+    DAY_COLUMNS,
+    REQUEST_COLUMNS,
+    Period,
+    add_up,
+    as_csv,
+    by_day,
+    by_request,
+    read_period,
+)
 from app.watch import Watch
 from store.close import close
-from store.database import Database, Unavailable
+from store.database import Database, Row, Unavailable
 
-# Until there are keys, everybody is one tenant; the rows carry it from the start.
-DEFAULT_TENANT = "default"
+SESSION_PATHS = ("/login", "/logout")
+
+log = logging.getLogger("partway.app")
 
 # A restarted database is back by then, and the caller's request still runs.
 RETRY_AFTER_SECONDS = 2
 
-# The least and the most: the first of what waits has ended by then.
-RETRY_WHEN_FULL_SECONDS = (2, 10)
+# The largest document takes this to be stored on a busy machine, however short its deadline.
+STORE_SECONDS = 5.0
+
+# A reader that is slow is kept waiting with this and what the socket holds, never a whole answer.
+PIECE_BYTES = 65_536
+
+# A proxy must neither keep the events nor give them to anybody else.
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 # Checked by us: the framework would refuse it in another form.
 PublicId = Annotated[str, Path(description="The caller's own id.", json_schema_extra=ID_IN_PATH)]
+SinceTime = Annotated[str | None, Query(alias="from", json_schema_extra=TIME_IN_QUERY)]
+UntilTime = Annotated[str | None, Query(alias="to", json_schema_extra=TIME_IN_QUERY)]
+TenantName = Annotated[str | None, Query(json_schema_extra=TENANT_IN_QUERY)]
 
 
 @dataclass(frozen=True)
@@ -58,76 +120,254 @@ class Door:
         self.settings = settings
         self.room = Room(settings)
         self.watch = Watch(db, settings.poll_seconds)
+        self.feeds = Feeds(db, self.watch)
+        self.unattended = Unattended(db, self.watch)
         self.stops_at = float("inf")
 
     def drain(self) -> None:
         """Let open calls go on for drain_seconds, then answer each with what is there."""
         self.stops_at = min(self.stops_at, time.monotonic() + self.settings.drain_seconds)
 
-    async def answer(self, call: Call, public_id: str | None) -> Response:
-        """Split, store or join, wait, and answer: the whole of POST and PUT."""
-        begun = await self.begin(call, public_id)
-        request = begun.request
-        if request is not None and request.status == "active":
-            await gather(
-                self.db,
-                self.watch,
-                request,
-                lambda: min(request.ends_at, self.stops_at),
-                left_for_good(call, begun),
-            )
-        return answered(await read_answer(self.db, DEFAULT_TENANT, begun.public_id))
+    async def end(self) -> None:
+        """After the last call: hand over what goes on without one, and read nothing more."""
+        await self.unattended.hand_over(self.stops_at)
+        await self.watch.end()
 
-    async def begin(self, call: Call, public_id: str | None) -> Begun:
+    async def answer(self, call: Call, tenant: str, public_id: str | None) -> Response:
+        """Split, store or join, wait, and answer: the whole of POST and PUT."""
+        as_events = wants_events(call)
+        # Of a request that POST is about to make, no event can have been read.
+        place = read_place(call.headers.get("last-event-id")) if as_events and public_id else None
+        wanted = read_prefer(call.headers.getlist("prefer"))
+        arrived = time.monotonic()
+        begun = await self.begin(call, tenant, public_id)
+        request = begun.request
+        if request is not None and as_events:
+            return self.stream(tenant, request, place, begun)
+        if request is not None and request.status == "active":
+            if wanted.respond_async:
+                self.unattended.see_to(request)
+                if wanted.wait_seconds:
+                    await self.wait(call, request, wanted.wait_seconds)
+            else:
+                await gather(
+                    self.db,
+                    self.watch,
+                    request,
+                    lambda: min(request.ends_at, self.stops_at),
+                    left_for_good(call, begun),
+                )
+        answer = await read_answer(self.db, tenant, begun.public_id)
+        if answer is not None:
+            took = {"duration_ms": round((time.monotonic() - arrived) * 1000)}
+            log.info(
+                "request answered",
+                extra=named(tenant, begun.public_id, request) | took | {"outcome": answer.status},
+            )
+        return answered(answer, wanted if wanted.respond_async else NO_PREFERENCES)
+
+    async def wait(self, call: Call, request: Request, seconds: float) -> None:
+        """Wait for the end of a request, at most so long; nothing is closed before it is due."""
+        with contextlib.suppress(TimeoutError):
+            async with (
+                asyncio.timeout(seconds),
+                aclosing(looks(self.db, self.watch, request, lambda: request.ends_at)) as waiting,
+            ):
+                async for _ in waiting:
+                    if self.stops_at <= time.monotonic() or await call.is_disconnected():
+                        return
+
+    async def watched(self, call: Call, tenant: str, public_id: str) -> Response:
+        """The events of a request, from where the reader was."""
+        check_public_id(public_id)
+        place = read_place(call.headers.get("last-event-id"))
+        request = await find(self.db, tenant, public_id)
+        if request is None:
+            return answered(await read_answer(self.db, tenant, public_id))
+        return self.stream(tenant, request, place)
+
+    def stream(
+        self, tenant: str, request: Request, place: Place | None, begun: Begun | None = None
+    ) -> Response:
+        """The events that a reader at this place lacks; 204 when it has had the end.
+
+        `begun` is how the call came to the request, None when it only watches.
+        """
+        has = place.indexes(request.segments) if place is not None else None
+        if place is not None and place.is_end:
+            if request.status == "active":
+                raise no_place()
+            # A browser asks again when a stream has ended, until it is told that this was all.
+            return Response(status_code=204)
+        ended = False
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            nonlocal ended
+            with self.feeds.watching(tenant, request) as feed:
+                async for event in stream(feed, has, lambda: self.stops_at):
+                    for first in range(0, len(event), PIECE_BYTES):
+                        yield event[first : first + PIECE_BYTES]
+            ended = True
+
+        async def afterwards() -> None:
+            # A reader that leaves has read less; what it began is seen to as after any other call.
+            if begun is None or ended:
+                return
+            if not begun.ends_with_its_caller:
+                self.unattended.see_to(request)
+                return
+            # Nobody is there to be told that the database is away; the batch closes it then.
+            with contextlib.suppress(Unavailable):
+                await gather(self.db, self.watch, request, lambda: request.ends_at, has_left)
+
+        return Streamed(
+            pieces(),
+            media_type=EVENTS,
+            headers=STREAM_HEADERS | content_location(request.public_id),
+            background=BackgroundTask(afterwards),
+        )
+
+    async def begin(self, call: Call, tenant: str, public_id: str | None) -> Begun:
         """Store or join the request of this call; its text is not kept here any longer."""
         arrived = time.monotonic()
         raw = await read_body(call, self.settings.max_body_bytes)
         media_type = call.headers.get("content-type")
+        traceparent = read_traceparent(call.headers.getlist("traceparent"))
+        return await self.take(tenant, raw, media_type, public_id, traceparent, arrived)
+
+    async def take(
+        self,
+        tenant: str,
+        raw: bytes,
+        media_type: str | None,
+        public_id: str | None,
+        traceparent: str | None,
+        arrived: float,
+    ) -> Begun:
+        """Store or join the request in a body that came in at `arrived`."""
         # In a thread: splitting a document of two megabytes would make every other call wait.
         new = await asyncio.to_thread(
             read_submission, raw, media_type, public_id, str(uuid.uuid4()), self.settings
         )
-        created = await self.store(new, arrived)
+        try:
+            # Who is silent to a submit would be waited for longer than its caller waits.
+            async with asyncio.timeout(max(new.deadline_ms / 1000, STORE_SECONDS) + LATE_SECONDS):
+                created = await self.store(tenant, new, arrived, traceparent)
+                request = await find(self.db, tenant, new.public_id)
+        except TimeoutError as error:
+            raise Unavailable("the database does not answer in time") from error
         if public_id is None:
             # An id that we made and that is there already is ours: the commit's reply was lost.
             created = True
-        request = await find(self.db, DEFAULT_TENANT, new.public_id)
         if request is not None and request.body_hash != new.body_hash:
             raise Problem("other-body", f"The id {new.public_id} was sent with another body.")
+        log.info(
+            "request stored" if created else "request joined",
+            extra=named(tenant, new.public_id, request)
+            | {"duration_ms": round((time.monotonic() - arrived) * 1000)},
+        )
         return Begun(new.public_id, request, created and new.on_disconnect == "cancel")
 
-    async def store(self, new: Submission, arrived: float) -> bool:
-        """True when this call began the request; False when it joins. Problem 503 when full."""
-        if await self.room.is_full(self.db):
-            # Whoever comes back for an answer adds nothing to what waits.
-            if not await is_known(self.db, DEFAULT_TENANT, new.public_id):
-                raise Problem(
-                    "overloaded",
-                    "As much waits as this service takes; nothing was stored.",
-                    # Uneven, so that those who were refused together do not come back together.
-                    retry_after_seconds=random.randint(*RETRY_WHEN_FULL_SECONDS),
-                )
+    async def store(
+        self, tenant: str, new: Submission, arrived: float, traceparent: str | None
+    ) -> bool:
+        """True when this call began the request, False when it joins; Problem 429 or 503."""
+        characters = new.pieces.characters
+        per_minute = self.settings.tenant_characters_per_minute
+        try:
+            await self.room.check(self.db, tenant)
+            with self.room.storing(tenant, characters):
+                await charge(self.db, tenant, new.public_id, characters, per_minute)
+                waited = time.monotonic() - arrived
+                created = await submit(self.db, tenant, new, waited, traceparent)
+        except Problem:
+            # Whoever comes back for an answer adds nothing to what waits, and has paid.
+            if not await is_known(self.db, tenant, new.public_id):
+                raise
             return False
-        with self.room.storing(new.pieces.characters):
-            return await submit(self.db, DEFAULT_TENANT, new, time.monotonic() - arrived)
+        if not created:
+            # Another call with the same id was stored while this one was being charged.
+            await refund(self.db, tenant, characters, per_minute)
+        return created
 
-    async def read(self, public_id: str) -> Response:
-        """What is there now."""
+    async def read(self, tenant: str, public_id: str, call: Call | None = None) -> Response:
+        """What is there now, or once the call has waited as long as it prefers to.
+
+        A request that is due and still active is closed first: the node that took it has died.
+        """
         check_public_id(public_id)
-        return answered(await read_answer(self.db, DEFAULT_TENANT, public_id))
+        lines = call.headers.getlist("prefer") if call is not None else []
+        seconds = read_prefer(lines).wait_seconds
+        request = await find(self.db, tenant, public_id)
+        is_active = request is not None and request.status == "active"
+        if request is not None and is_active and call is not None and seconds:
+            await self.wait(call, request, seconds)
+        answer = await read_answer(self.db, tenant, public_id)
+        if request is not None and answer is not None and answer.status == "running":
+            finished = answer.counts.done + answer.counts.failed
+            if finished == request.segments or request.ends_at <= time.monotonic():
+                await close(self.db, request.id, "completed")
+                answer = await read_answer(self.db, tenant, public_id)
+        return answered(answer, Preferences(wait_seconds=seconds))
 
-    async def cancel(self, public_id: str) -> Response:
+    async def cancel(self, tenant: str, public_id: str) -> Response:
         """Close a running request as cancelled, and answer with what stands."""
         check_public_id(public_id)
-        request = await find(self.db, DEFAULT_TENANT, public_id)
+        request = await find(self.db, tenant, public_id)
         # Only an active one: closing a final one would wait for the settlement that may hold it.
-        if request is not None and request.status == "active":
-            await close(self.db, request.id, "cancelled")
-        answer = await read_answer(self.db, DEFAULT_TENANT, public_id)
+        is_active = request is not None and request.status == "active"
+        if request is not None and is_active and await close(self.db, request.id, "cancelled"):
+            log.info("request cancelled", extra=named(tenant, public_id, request))
+        answer = await read_answer(self.db, tenant, public_id)
         if answer is not None and answer.status == "running":
             # Stored between the two looks; whoever cancels must not be told that it goes on.
-            return await self.cancel(public_id)
+            return await self.cancel(tenant, public_id)
         return answered(answer)
+
+    async def table(self, period: Period, by: Literal["day", "request"]) -> Response:
+        """What was metered as CSV, sent as it is read: a line for each day, or each request."""
+        columns, pages = (
+            (DAY_COLUMNS, by_day(self.db, period))
+            if by == "day"
+            else (REQUEST_COLUMNS, by_request(self.db, period))
+        )
+        # Before the first byte, since later an error can only break the line off.
+        first = await anext(pages, list[Row]())
+        return StreamingResponse(
+            as_csv(columns, first, pages),
+            media_type="text/csv",
+            headers={"Content-Disposition": 'attachment; filename="usage.csv"'},
+        )
+
+    async def login(self, call: Call) -> Response:
+        """Turn a key into a session of a browser, and send it on; Problem 401 for a wrong key."""
+        raw = await read_body(call, LONGEST_FORM)
+        form = read_login(raw, call.headers.get("content-type"))
+        token = await begin_session(self.db, form.key)
+        if token is None:
+            if "text/html" in call.headers.get("accept", ""):
+                return RedirectResponse(f"/login?{urlencode({'wrong': 1, 'next': form.next})}", 303)
+            raise unauthorized("This is no key, or it was revoked.")
+        response = RedirectResponse(form.next, 303)
+        response.set_cookie(
+            COOKIE,
+            token,
+            max_age=SESSION_HOURS * 3600,
+            httponly=True,
+            samesite="strict",
+            # Where a proxy ends TLS, only the browser knows of it.
+            secure="https" in (call.scope["scheme"], call.headers.get("origin", "").split(":")[0]),
+        )
+        return response
+
+    async def logout(self, call: Call) -> Response:
+        """End the session of a browser, and send it to the first page."""
+        token = call.cookies.get(COOKIE)
+        if token is not None:
+            await end_session(self.db, token)
+        response = RedirectResponse("/", 303)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return response
 
 
 async def read_body(call: Call, limit: int) -> bytes:
@@ -157,25 +397,88 @@ def left_for_good(call: Call, begun: Begun) -> Callable[[], Awaitable[bool]]:
     return gone
 
 
-def answered(answer: Answer | None) -> Response:
-    """The HTTP form of an answer; Problem 404 when there is none."""
+async def has_left() -> bool:
+    """True: the caller has gone, and its request ends with that."""
+    return True
+
+
+def wants_events(call: Call) -> bool:
+    """Whether a call would rather be answered with events than with one answer."""
+    accept = ",".join(call.headers.getlist("accept"))
+    return read_quality(accept, EVENTS) > read_quality(accept, "application/json")
+
+
+def named(tenant: str, public_id: str, request: Request | None) -> dict[str, Any]:
+    """A request as logs name it: by the caller's id, and by the number in the rows."""
+    told = {"request_id": public_id, "tenant": tenant}
+    if request is None:
+        return told
+    return told | {"request_no": request.id, "segments": request.segments}
+
+
+def answered(answer: Answer | None, wanted: Preferences = NO_PREFERENCES) -> Response:
+    """The HTTP form of an answer, 202 where it was wanted early; Problem 404 when there is none."""
     if answer is None:
         raise Problem("unknown-request", "There is no request of this id.")
+    headers = {"Partway-Outcome": answer.status} | content_location(answer.id)
+    is_early = wanted.respond_async and answer.status == "running"
+    applied = ["respond-async"] if is_early else []
+    if wanted.wait_seconds is not None:
+        applied.append(f"wait={wanted.wait_seconds}")
+    if applied:
+        headers["Preference-Applied"] = ", ".join(applied)
+    if is_early:
+        headers["Location"] = headers["Content-Location"]
     return Response(
         answer.model_dump_json(),
+        status_code=202 if is_early else 200,
         media_type="application/json",
-        headers={"Partway-Outcome": answer.status, "Content-Location": f"/v1/requests/{answer.id}"},
+        headers=headers,
     )
+
+
+def content_location(public_id: str) -> dict[str, str]:
+    """The header that says where the answer of a request can be read."""
+    return {"Content-Location": f"/v1/requests/{public_id}"}
+
+
+class Streamed(StreamingResponse):
+    """Events piece by piece, of which no more are made once their reader has left."""
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the pieces; nothing comes back."""
+        async with aclosing(cast(AsyncGenerator[bytes, None], self.body_iterator)):
+            await super().stream_response(send)
 
 
 def refused(problem: Problem) -> Response:
     """The HTTP form of a problem."""
-    headers = {}
-    if problem.retry_after_seconds is not None:
-        headers["Retry-After"] = str(problem.retry_after_seconds)
     return JSONResponse(
-        problem.document(), status_code=problem.status, media_type=PROBLEM, headers=headers
+        problem.document(), problem.status, headers=problem.headers, media_type=PROBLEM
     )
+
+
+def guarded(app: ASGIApp, settings: AppSettings) -> ASGIApp:
+    """The application, for calls that no foreign page can have made.
+
+    Where a key is asked for, only what a browser sends by itself can be misused: a cookie, and the
+    form that sets it. A program that shows a key may call the node by any name. All calls are
+    looked at here, so that a route that is added later is guarded too.
+    """
+    names = own_names(settings)
+
+    async def ask(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            call = Call(scope)
+            if settings.keyless or COOKIE in call.cookies or scope["path"] in SESSION_PATHS:
+                try:
+                    check_origin(call.method, scope["scheme"], call.headers, names)
+                except Problem as problem:
+                    await refused(problem)(scope, receive, send)
+                    return
+        await app(scope, receive, send)
+
+    return ask
 
 
 def build(door: Door) -> FastAPI:
@@ -190,51 +493,119 @@ def build(door: Door) -> FastAPI:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
-    body = takes(door.settings)
+    body = takes(door.settings) | sends(RESPOND_ASYNC)
     body_faults = ("invalid-json", "body-too-large", "unsupported-media-type", "invalid-request")
     by_name = ("unknown-request", "settled", "invalid-request", "unavailable")
+    full = ("unavailable", "overloaded", "too-many-requests")
+    known = ("unauthorized", "forbidden")
+
+    Requester = Annotated[Caller, Depends(asked_for(door.db, door.settings, "requests"))]
+    AnyCaller = Annotated[Caller, Depends(asked_for(door.db, door.settings, *SCOPES))]
+
+    async def limited(response: Response, tenant: str) -> Response:
+        per_minute = door.settings.tenant_characters_per_minute
+        response.headers.update(await read_rate_headers(door.db, tenant, per_minute))
+        return response
 
     @api.post(
         "/v1/requests",
         openapi_extra=body,
-        responses=gives(*body_faults, "unavailable", "overloaded", links=LINKS),
+        responses=begins(*known, *body_faults, *full),
     )
-    async def post_request(call: Call) -> Response:
+    async def post_request(call: Call, caller: Requester) -> Response:
         """Split, wait, answer; the server names the request."""
-        return await door.answer(call, None)
+        return await limited(await door.answer(call, caller.tenant, None), caller.tenant)
 
     @api.put(
         "/v1/requests/{public_id}",
         openapi_extra=body,
-        responses=gives(
-            *(*body_faults, "settled", "other-body", "unavailable", "overloaded"), links=LINKS
-        ),
+        responses=begins(*known, *body_faults, "settled", "other-body", *full),
     )
-    async def put_request(call: Call, public_id: PublicId) -> Response:
+    async def put_request(call: Call, public_id: PublicId, caller: Requester) -> Response:
         """The same under the caller's own id: again, and the call joins or gets the same answer."""
-        return await door.answer(call, check_public_id(public_id))
+        answer = await door.answer(call, caller.tenant, check_public_id(public_id))
+        return await limited(answer, caller.tenant)
 
-    @api.get("/v1/requests/{public_id}", responses=gives(*by_name))
-    async def get_request(public_id: PublicId) -> Response:
-        """What is there now."""
-        return await door.read(public_id)
+    @api.get(
+        "/v1/requests/{public_id}",
+        openapi_extra=sends(WAIT),
+        responses=gives(*known, *by_name, headers=PREFERENCE_APPLIED),
+    )
+    async def get_request(call: Call, public_id: PublicId, caller: Requester) -> Response:
+        """What is there now, or at the end: `Prefer: wait=N` waits for that, N seconds at most."""
+        return await door.read(caller.tenant, public_id, call)
 
-    @api.delete("/v1/requests/{public_id}", responses=gives(*by_name))
-    async def cancel_request(public_id: PublicId) -> Response:
+    @api.get(
+        "/v1/requests/{public_id}/events",
+        response_class=Streamed,
+        openapi_extra=sends(LAST_EVENT_ID),
+        responses=shows(*known, *by_name),
+    )
+    async def get_events(call: Call, public_id: PublicId, caller: Requester) -> Response:
+        """The answer as it grows, event by event; Last-Event-ID goes on where a stream broke."""
+        return await door.watched(call, caller.tenant, public_id)
+
+    @api.delete("/v1/requests/{public_id}", responses=gives(*known, *by_name))
+    async def cancel_request(public_id: PublicId, caller: Requester) -> Response:
         """Cancel: what is done stands and is billed, what runs may still be done."""
-        return await door.cancel(public_id)
+        return await door.cancel(caller.tenant, public_id)
 
-    @api.get("/livez", responses=refuses())
+    @api.get("/v1/limits", responses=refuses(*known, "unavailable"))
+    async def get_limits(caller: Requester) -> LimitsAnswer:
+        """What the tenant may send, and what is left of it."""
+        return await read_limits(door.db, caller.tenant, door.settings)
+
+    @api.get("/v1/usage", responses=counts(*known, "invalid-request", "unavailable"))
+    async def get_usage(
+        call: Call,
+        caller: AnyCaller,
+        since: SinceTime = None,
+        until: UntilTime = None,
+        tenant: TenantName = None,
+        written: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
+        by: Annotated[
+            Literal["day", "request"], Query(description="What a line of CSV is of.")
+        ] = "day",
+    ) -> Response:
+        """What was metered from `from` to before `to`; this month so far where they are not sent.
+
+        Of the caller's tenant; with the scope `operator` of any tenant, or of `*`, which is all.
+        """
+        whose = caller.tenant if tenant is None else tenant
+        if whose != caller.tenant and "operator" not in caller.scopes:
+            raise Problem(
+                "forbidden", "Another tenant's usage needs a key with the scope operator."
+            )
+        period = await read_period(door.db, whose, since, until)
+        if written == "csv" or "text/csv" in call.headers.get("accept", ""):
+            return await door.table(period, by)
+        sums = await add_up(door.db, period)
+        return Response(sums.model_dump_json(by_alias=True), media_type="application/json")
+
+    # These two are for pages, not for programs: they stand in no contract.
+    @api.post("/login", include_in_schema=False)
+    async def login(call: Call) -> Response:
+        """Turn a key into a session of this browser, and go on."""
+        return await door.login(call)
+
+    @api.post("/logout", include_in_schema=False)
+    async def logout(call: Call) -> Response:
+        """End the session of this browser, and go to the first page."""
+        return await door.logout(call)
+
+    api.router.routes.extend(pages(door, read_body).routes)
+
+    @api.get("/livez", responses=refuses(), openapi_extra=WITHOUT_A_KEY)
     async def livez() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok"}
 
-    @api.get("/readyz", responses=refuses("unavailable"))
+    @api.get("/readyz", responses=refuses("unavailable"), openapi_extra=WITHOUT_A_KEY)
     async def readyz() -> dict[str, str]:
         """The node can take requests: it reaches the database and is not about to stop."""
         if door.stops_at != float("inf"):
             raise Problem("unavailable", "This node is stopping.", retry_after_seconds=1)
-        await find(door.db, DEFAULT_TENANT, "")
+        await find(door.db, "", "")
         return {"status": "ok"}
 
     @api.exception_handler(Problem)
@@ -263,6 +634,11 @@ def build(door: Door) -> FastAPI:
             )
         )
 
+    @api.exception_handler(RequestValidationError)
+    async def on_wrong_query(_: Call, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return refused(Problem("invalid-request", f"{first['loc'][-1]}: {first['msg']}."))
+
     @api.exception_handler(HTTPException)
     async def on_http_error(call: Call, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
@@ -283,6 +659,7 @@ def build(door: Door) -> FastAPI:
         # The server logs it; a stack is nothing for a caller.
         return refused(Problem("internal", "The failure is logged. Nothing is billed for it."))
 
+    api.add_middleware(guarded, settings=door.settings)
     api.openapi_schema = completed(api.openapi())
     return api
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from app.answer import Request
 from app.watch import Progress, Watch
@@ -13,15 +13,22 @@ from store.database import Database, Unavailable
 # How much later than its deadline a caller may hear that the database is away.
 LATE_SECONDS = 1.0
 
+NOT_LOOKED = Progress("active", 0)
 
-async def gather(
+
+async def stays() -> bool:
+    """False: nobody's leaving ends the request."""
+    return False
+
+
+async def looks(
     db: Database,
     watch: Watch,
     request: Request,
     ends_at: Callable[[], float],
-    gone: Callable[[], Awaitable[bool]],
-) -> None:
-    """Wait for a request to become final, closing it when nobody else does; nothing comes back.
+    gone: Callable[[], Awaitable[bool]] = stays,
+) -> AsyncGenerator[Progress, None]:
+    """Each look at a request until it is final, closing it when nobody else does.
 
     It is closed as completed when every segment is finished or `ends_at()` has passed (asked again
     at each look, since a node that stops ends sooner), and as abandoned when `gone()` says that the
@@ -29,7 +36,7 @@ async def gather(
     the end.
     """
     while True:
-        progress = Progress("active", 0)
+        progress = NOT_LOOKED
         left = ends_at() - time.monotonic()
         if left > 0:
             with contextlib.suppress(TimeoutError):
@@ -37,6 +44,7 @@ async def gather(
                     progress = await watch.next(request.id)
         if progress.status != "active":
             return
+        yield progress
         left = ends_at() - time.monotonic()
         try:
             async with asyncio.timeout(max(left, 0) + LATE_SECONDS):
@@ -50,3 +58,15 @@ async def gather(
         except (Unavailable, TimeoutError) as error:
             if ends_at() <= time.monotonic():
                 raise Unavailable("the database is away; the request goes on without it") from error
+
+
+async def gather(
+    db: Database,
+    watch: Watch,
+    request: Request,
+    ends_at: Callable[[], float],
+    gone: Callable[[], Awaitable[bool]] = stays,
+) -> None:
+    """Wait for a request to become final, as `looks` says; nothing comes back."""
+    async for _ in looks(db, watch, request, ends_at, gone):
+        pass

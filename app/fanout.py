@@ -14,9 +14,9 @@ LOCK_WAIT = 1205
 
 INSERT_REQUEST = """
 INSERT INTO requests
-       (tenant, public_id, body_hash, segments, characters, params, gaps, on_missing,
+       (tenant, public_id, body_hash, segments, characters, params, gaps, on_missing, traceparent,
         created_at, deadline)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s,
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s,
         NOW(6) - INTERVAL %s MICROSECOND,
         NOW(6) + INTERVAL %s MICROSECOND)
 """
@@ -30,7 +30,13 @@ VALUES (%s, %s, %s, %s, %s)
 
 
 @retried
-async def submit(db: Database, tenant: str, new: Submission, waited_seconds: float) -> bool:
+async def submit(
+    db: Database,
+    tenant: str,
+    new: Submission,
+    waited_seconds: float,
+    traceparent: str | None = None,
+) -> bool:
     """True when the request is stored; False when its id is there already (find it and compare).
 
     The deadline counts from when the call came in, `waited_seconds` ago. Raises Settled, and
@@ -45,7 +51,7 @@ async def submit(db: Database, tenant: str, new: Submission, waited_seconds: flo
                 (
                     *(tenant, new.public_id, new.body_hash),
                     *(len(new.pieces.sources), new.pieces.characters, new.params),
-                    *(gaps, new.on_missing, waited, new.deadline_ms * 1000 - waited),
+                    *(gaps, new.on_missing, traceparent, waited, new.deadline_ms * 1000 - waited),
                 ),
             )
             request_id = cursor.lastrowid

@@ -13,12 +13,17 @@ URN = "urn:partway:problem:"
 # The kinds that a program can tell apart, with the status that each is sent with.
 KINDS: Mapping[str, tuple[int, str]] = {
     "invalid-json": (400, "The body is not JSON"),
+    "unauthorized": (401, "The caller is not known"),
+    "forbidden": (403, "The key is not for this"),
+    "foreign-origin": (403, "The call comes from another site"),
     "unknown-request": (404, "There is no such request"),
     "settled": (410, "The request is settled"),
     "body-too-large": (413, "The body is too large"),
     "unsupported-media-type": (415, "The body is not application/json"),
+    "misdirected": (421, "The call was sent to another name"),
     "invalid-request": (422, "The request cannot be taken"),
     "other-body": (422, "The id belongs to another body"),
+    "too-many-requests": (429, "The tenant has sent as much as it may"),
     "overloaded": (503, "Too much waits already"),
     "internal": (500, "Partway has failed"),
     "unavailable": (503, "The database cannot be reached"),
@@ -44,6 +49,7 @@ class Problem(Exception):
         wrong: list[Wrong] | None = None,
         members: Mapping[str, Any] | None = None,
         retry_after_seconds: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.status, self.title = KINDS[kind]
@@ -52,6 +58,9 @@ class Problem(Exception):
         self.wrong = wrong or []
         self.members = members or {}
         self.retry_after_seconds = retry_after_seconds
+        self.headers = dict(headers or {})
+        if retry_after_seconds is not None:
+            self.headers["Retry-After"] = str(retry_after_seconds)
 
     def document(self) -> dict[str, Any]:
         """The members of the problem document."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from store.database import Database, Unavailable, listed
 from store.loop import rest
 
-# A short request is not kept waiting for a slow look: it comes after a tenth of the time elapsed.
-FIRST_LOOK_SECONDS = 0.01
+# A short request is not kept waiting for a slow look: each comes a twentieth of the time elapsed
+# after the last, at first after this.
+FIRST_LOOK_SECONDS = 0.005
+ELAPSED_SHARE = 1 / 20
 
 # Looks are no closer than this, so that what becomes due meanwhile shares the next one.
-TICK_SECONDS = 0.01
+TICK_SECONDS = 0.005
 
 # As many in one statement as it answers in a few hundredths of a second.
 LOOKED_AT_ONCE = 500
@@ -80,6 +82,12 @@ class Watch:
         finally:
             waiting.listeners -= 1
 
+    async def end(self) -> None:
+        """Look no more, for nobody waits any longer; nothing comes back."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
     async def _look_on(self) -> None:
         """Look at what is due, again and again, until nobody waits for anything."""
         while self._waiting:
@@ -108,7 +116,8 @@ class Watch:
         for id_ in wanted:
             waiting = self._waiting[id_]
             elapsed = now - waiting.began
-            waiting.due = now + min(max(elapsed / 10, FIRST_LOOK_SECONDS), self._poll_seconds)
+            pace = max(elapsed * ELAPSED_SHARE, FIRST_LOOK_SECONDS)
+            waiting.due = now + min(pace, self._poll_seconds)
             if rows is not None:
                 waiting.told.set_result(found.get(id_, GONE))
                 waiting.told = asyncio.get_running_loop().create_future()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
+import uvloop
 from pymysql.err import MySQLError
 
 from batch.audit import audit
@@ -17,7 +18,8 @@ from batch.settings import BatchSettings
 from batch.settle import PAGE, settle, settleable
 from batch.sweep import abandon, overdue
 from store.database import Database, Row, Unavailable, said
-from store.loop import repeat, start_log, stop_on_signals, until_idle
+from store.log import start_log
+from store.loop import repeat, stop_on_signals, until_idle
 from store.settings import DatabaseSettings, Flags, read_settings
 from store.start import Refusal, opened
 
@@ -44,7 +46,9 @@ class Batch:
         """Close what is overdue, settle a page of what is ready; False when nothing more waits."""
         closed = settled = 0
         for request_id in await overdue(self._db, self._settings.grace_seconds):
-            closed += await self._tried(request_id, abandon(self._db, request_id))
+            if await self._tried(request_id, abandon(self._db, request_id)):
+                closed += 1
+                log.warning("closed as abandoned", extra=await named(self._db, request_id))
         page = await settleable(self._db, self._settings.keep_seconds, self._after)
         # However many are put off, those behind them come next.
         more = len(page) == PAGE
@@ -69,8 +73,26 @@ class Batch:
             # one does not hold up the rest.
             if request_id not in self._refused:
                 self._refused.add(request_id)
-                log.error("request %d is left as it is: %s", request_id, said(error))
+                log.error(
+                    "request %d is left as it is: %s",
+                    request_id,
+                    said(error),
+                    extra=await named(self._db, request_id),
+                )
             return False
+
+
+NAMED = """
+SELECT public_id AS request_id, tenant
+FROM   requests
+WHERE  id = %s
+"""
+
+
+async def named(db: Database, request_id: int) -> Row:
+    """A request as logs name it, read only when there is something to say of it."""
+    found = await db.read(NAMED, (request_id,))
+    return {"request_no": request_id, **(found[0] if found else {})}
 
 
 async def run(database: DatabaseSettings, settings: BatchSettings, once: bool) -> None:
@@ -82,7 +104,7 @@ async def run(database: DatabaseSettings, settings: BatchSettings, once: bool) -
             await until_idle(batch.step, stop)
         else:
             log.info("settling, %g s after the close", settings.keep_seconds)
-            await repeat(batch.step, settings.idle_seconds, stop)
+            await repeat(batch.step, lambda: settings.idle_seconds, stop)
 
 
 async def report(
@@ -141,7 +163,7 @@ def ask(word: str, flags: list[str]) -> int:
         "audit": lambda db: audit(db, settings.grace_seconds, settings.keep_seconds),
         "status": standing,
     }
-    found = asyncio.run(report(database, asks[word], given["json"]))
+    found = uvloop.run(report(database, asks[word], given["json"]))
     if word != "audit":
         if not found:
             print(f"batch: nothing to show for {word}", file=sys.stderr)
@@ -152,7 +174,7 @@ def ask(word: str, flags: list[str]) -> int:
 
 def main() -> int:
     """The exit status: 0, 1 (refused, or the audit found something), 2 (a setting is wrong)."""
-    start_log()
+    start_log("batch")
     flags = sys.argv[1:]
     try:
         if flags and flags[0] in WORDS:
@@ -160,7 +182,7 @@ def main() -> int:
         once = "--once" in flags
         flags = [flag for flag in flags if flag != "--once"]
         settings = read_settings(BatchSettings, "batch", flags, ABOUT)
-        asyncio.run(run(read_settings(DatabaseSettings, "batch"), settings, once))
+        uvloop.run(run(read_settings(DatabaseSettings, "batch"), settings, once))
     except (Refusal, Unavailable) as refusal:
         print(f"batch: {refusal}", file=sys.stderr)
         return 1

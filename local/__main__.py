@@ -36,10 +36,12 @@ KEEP_SECONDS = 5
 END_SECONDS = 40.0
 READY_SECONDS = 60.0
 
+APERTIUM_OFFERS = '{"target": {"spa": "Spanish"}}'
+
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 HOW_TO_CALL = """
-Partway is up. From another terminal:
+Partway is up. Open {url}/ in a browser, or from another terminal:
 
   curl -s {url}/v1/requests -H 'Content-Type: application/json' \\
     -d '{{"document": "The train is late. The soup is hot.", "deadline_ms": 10000}}'
@@ -149,9 +151,17 @@ def run(folder: Path, port: int, handler: str) -> None:
     logs.mkdir(parents=True, exist_ok=True)
     with held(folder, logs) as lock, database(folder) as database_url:
         check_port_is_free(port)
-        keep = {"PARTWAY_BATCH_KEEP_SECONDS": str(KEEP_SECONDS)}
+        here = {
+            "PARTWAY_BATCH_KEEP_SECONDS": str(KEEP_SECONDS),
+            # Only this machine reaches it, and whoever tries it has no key yet.
+            "PARTWAY_APP_KEYLESS": "on",
+            # What the page can offer here: the language pair that setup.sh installs.
+            **({"PARTWAY_APP_PAGE_PARAMS": APERTIUM_OFFERS} if handler == "apertium" else {}),
+            # A person reads these files.
+            "PARTWAY_LOG_FORMAT": "text",
+        }
         programs = Programs(
-            logs, lock, {**keep, **os.environ, "PARTWAY_DATABASE_URL": database_url}
+            logs, lock, {**here, **os.environ, "PARTWAY_DATABASE_URL": database_url}
         )
         try:
             say(f"Starting the app, {WORKERS} workers with {handler}, and the batch …")

@@ -85,6 +85,8 @@ missing_packages() {
         has spin && has cc || echo spin gcc libc6-dev
         # The chaos runs set a program's clock wrong with it, and nothing else can.
         has faketime || echo faketime
+        # The pages are tried in a real browser, and it brings no font.
+        has chromium || has google-chrome || echo chromium fonts-inter
         # Ubuntu has it only on demand. Without the right to install, MySQL is left out instead.
         if needs_mysql && [ -z "$(keyring)" ] && find_root; then
             echo debian-archive-keyring
@@ -158,6 +160,35 @@ END
     mv "$making/tree" "$cache/mysql-sid" && rm -rf "$making"
 }
 
+has_tool() {
+    has "$1" || [ -x "$cache/tools/usr/sbin/$1" ] || [ -x "$cache/tools/usr/bin/$1" ]
+}
+
+# It checks deploy/nginx.conf. Installed, it would start a server of its own, so it is only unpacked;
+# that takes no root either.
+unpack_tools() {
+    making=$cache/tools-making
+    rm -rf "$making"
+    mkdir -p "$making/tree"
+    (cd "$making" && apt-get -q download nginx) || return 1
+    for package in "$making"/*.deb; do
+        dpkg-deb --extract "$package" "$making/tree" || return 1
+    done
+    rm -rf "$cache/tools"
+    mv "$making/tree" "$cache/tools" && rm -rf "$making"
+}
+
+install_tools() {
+    has_tool nginx && return
+    has apt-get && has dpkg-deb || return 0
+    what="Fetching nginx (once)"
+    quietly "$what" unpack_tools && return
+    # The list of packages may be old.
+    find_root && quietly "Renewing the list of Debian packages" $root apt-get update &&
+        quietly "$what" unpack_tools && return
+    echo "setup: the tests will run without nginx: it could not be fetched" >&2
+}
+
 # A kind of server that is missing does not stop the tests; .run/no-KIND tells them why.
 without() {
     echo "$2" >".run/no-$1"
@@ -191,6 +222,7 @@ flock --nonblock 9 || { echo "Waiting for another setup to end …" && flock 9; 
 find_python
 install_packages
 install_python_packages
-if [ "$purpose" = test ] && [ -z "${PARTWAY_DATABASE_URL:-}" ]; then
-    install_mysql
+if [ "$purpose" = test ]; then
+    install_tools
+    [ -n "${PARTWAY_DATABASE_URL:-}" ] || install_mysql
 fi

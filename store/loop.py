@@ -2,25 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
 import random
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 
 from store.database import Unavailable
 
 # The first rest is short, since work often comes in bursts; each further one doubles.
 FIRST_REST_SECONDS = 0.02
-
-
-def start_log() -> None:
-    """Send what happens to standard error, one line each; nothing comes back."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -55,16 +44,16 @@ async def until_idle(step: Callable[[], Awaitable[bool]], stop: asyncio.Event) -
 
 async def repeat(
     step: Callable[[], Awaitable[bool]],
-    idle_seconds: float,
+    idle_seconds: Callable[[], float],
     stop: asyncio.Event,
     wake: asyncio.Event | None = None,
     first_seconds: float = FIRST_REST_SECONDS,
 ) -> None:
     """Run step again and again until stop is set: at once while it returns True, else after a rest.
 
-    Rests grow from first_seconds to idle_seconds and are uneven, so that idle programs do not knock
-    in step. `wake` ends a rest early. An unreachable database is a rest too: the store has said
-    so once.
+    Rests grow from first_seconds to idle_seconds() and are uneven, so that idle programs do not
+    knock in step. `wake` ends a rest early. An unreachable database is a rest too: the store has
+    said so once.
     """
     events = (stop,) if wake is None else (stop, wake)
     pause = first_seconds
@@ -77,7 +66,8 @@ async def repeat(
         if again:
             pause = first_seconds
             continue
-        await rest(min(pause, idle_seconds) * random.uniform(0.5, 1.0), *events)
-        pause = min(pause * 2, idle_seconds)
+        longest = idle_seconds()
+        await rest(min(pause, longest) * random.uniform(0.5, 1.0), *events)
+        pause = min(pause * 2, longest)
         if wake is not None and wake.is_set():
             pause = first_seconds

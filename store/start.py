@@ -11,7 +11,7 @@ from store.database import Database, Unavailable, connect, pooled, said
 from store.settings import Address, DatabaseSettings, read_address
 
 SCHEMA = Path(__file__).parent.parent / "schema.sql"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # MySQL enforces CHECK since 8.0.16; MariaDB knows SKIP LOCKED since 10.6.
 OLDEST_MYSQL = (8, 0, 16)
@@ -105,7 +105,7 @@ ON DUPLICATE KEY UPDATE version = version
 
 
 async def apply_schema(db: Database) -> None:
-    """Nothing; afterwards the tables are there. Refusal when a newer program has changed them.
+    """Nothing; afterwards the tables are there. Refusal when they are another version's.
 
     An account without the right to create tables will do where they exist already.
     """
@@ -116,6 +116,11 @@ async def apply_schema(db: Database) -> None:
         raise Refusal(
             f"the database holds schema version {version} and this program knows {SCHEMA_VERSION}: "
             "run a newer Partway"
+        )
+    if 0 < version < SCHEMA_VERSION:
+        raise Refusal(
+            f"the database holds schema version {version}, made by an earlier Partway; "
+            "start on an empty database"
         )
     if version < SCHEMA_VERSION:
         for statement in statements(SCHEMA.read_text(encoding="utf-8")):

@@ -21,6 +21,7 @@ import httpx
 from app.answer import Answer, Request, find, read_answer
 from app.body import Submission
 from app.fanout import submit
+from app.keys import create_key
 from app.split import Pieces
 from store.database import Database, Row, connect
 from store.settings import read_address
@@ -75,6 +76,12 @@ async def submitted(
     request = await find(db, tenant, new.public_id)
     assert request is not None
     return request.id, new.public_id
+
+
+async def bearer(db: Database, tenant: str, *scopes: str) -> dict[str, str]:
+    """The header of a call with a new key of this tenant's, for requests unless told otherwise."""
+    key = await create_key(db, tenant, scopes or ("requests",), "a test")
+    return {"Authorization": f"Bearer {key}"}
 
 
 async def claimed(
@@ -211,7 +218,6 @@ async def somebody_waits_for_a_lock(server: Answering) -> None:
     """Come back once a transaction on the server waits for another."""
 
     async def waits() -> bool:
-        # Not from innodb_trx: MySQL cannot show it while a statement holds a token's raw bytes.
         said = server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
         return int(said[0][1]) > 0
 
@@ -283,6 +289,8 @@ class Programs:
             **ours,
             "PYTHONUNBUFFERED": "1",
             "PARTWAY_DATABASE_URL": url or self.url,
+            # Most tests are of one caller; those of keys ask for them.
+            "PARTWAY_APP_KEYLESS": "on",
             **{f"PARTWAY_{name}": str(value) for name, value in settings.items()},
         }
 
@@ -354,7 +362,7 @@ def raw_request(method: str, path: str, body: bytes, *headers: str) -> bytes:
     """An HTTP request as it goes over the wire."""
     lines = (
         f"{method} {path} HTTP/1.1",
-        "Host: partway",
+        "Host: localhost",
         "Content-Type: application/json",
         *(headers or (f"Content-Length: {len(body)}",)),
     )

@@ -57,6 +57,7 @@ SETTINGS = {
     "PARTWAY_BATCH_KEEP_SECONDS": KEEP_SECONDS,
     "PARTWAY_BATCH_GRACE_SECONDS": GRACE_SECONDS,
     "PARTWAY_BATCH_IDLE_SECONDS": 0.5,
+    "PARTWAY_APP_KEYLESS": "on",
     "PARTWAY_APP_POLL_SECONDS": 0.2,
     "PARTWAY_APP_DRAIN_SECONDS": 2,
 }
@@ -618,8 +619,8 @@ def characters_apart(book: Book, records: dict[str, dict[str, Any]]) -> int:
 CONFLICT = re.compile(r"met (\d+) .*, running again")
 NOTES = {
     "leases not renewed in time": "lease not renewed in time, handler stopped",
-    "leases lost": ": lease lost, ",
-    "segments given back": ": given back",
+    "leases lost": "lease lost, ",
+    "segments given back": "segment given back",
     "times away": "database away",
     "times back": "database back",
     "times away for a full disk": "database away.*(is full|No space left|[Dd]isk full)",

@@ -79,12 +79,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "snapshot_isolation: also on MariaDB with innodb_snapshot_isolation=ON"
     )
+    config.addinivalue_line("markers", "one_server: not a matter of which server it runs on")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker("snapshot_isolation") is not None
-        metafunc.parametrize("server", kinds(marked), indirect=True, scope="session")
+        one = metafunc.definition.get_closest_marker("one_server") is not None
+        found = kinds(marked)[:1] if one else kinds(marked)
+        metafunc.parametrize("server", found, indirect=True, scope="session")
 
 
 ran_on: dict[str, str] = {}

@@ -38,7 +38,7 @@ class Mutant:
 
 WRITE_BACK_FENCE = """       lease_until = NULL
 WHERE  request_id = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
   AND  index_no IN (...)
 """
@@ -46,18 +46,18 @@ WHERE  request_id = %s
 GIVE_BACK_FENCE = """       attempts = attempts - 1
 WHERE  request_id = %s
   AND  index_no = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
 """
 
 FAIL_FENCE = """       lease_until = NOW(6) + INTERVAL %s MICROSECOND
 WHERE  request_id = %s
   AND  index_no = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
 """
 
-ANY_TOKEN = ("  AND  lease_token = %s\n", "  AND  (lease_token = %s OR TRUE)\n")
+ANY_TOKEN = ("  AND  lease_token = UNHEX(%s)\n", "  AND  (lease_token = UNHEX(%s) OR TRUE)\n")
 ANY_STATUS = ("  AND  status = 'processing'\n", "  AND  status <> ''\n")
 
 LEASE = "worker/lease.py"
@@ -124,8 +124,8 @@ MUTANTS = (
     Mutant(
         "law 1: renewal is fenced by the token",
         LEASE,
-        'HELD = "request_id = %s AND lease_token = %s AND',
-        'HELD = "request_id = %s AND (lease_token = %s OR TRUE) AND',
+        'HELD = "request_id = %s AND lease_token = UNHEX(%s) AND',
+        'HELD = "request_id = %s AND (lease_token = UNHEX(%s) OR TRUE) AND',
         "test_fence.py::test_a_stale_token_changes_nothing",
     ),
     Mutant(
@@ -249,7 +249,7 @@ MUTANTS = (
     Mutant(
         "law 7: another body under the same id is refused",
         "app/door.py",
-        "if request.body_hash != new.body_hash:",
+        "if request is not None and request.body_hash != new.body_hash:",
         "if False:",
         "test_put.py::test_another_body_under_the_same_id_is_refused_and_changes_nothing",
     ),
@@ -367,9 +367,9 @@ MUTANTS = (
     Mutant(
         "F1: a lost lease stops its handler",
         "worker/slots.py",
-        'log.warning("%s: lease lost, handler stopped", named(lease))\n'
+        'log.warning("lease lost, handler stopped", extra=self._named(lease))\n'
         "                self._running[lease].cancel()",
-        'log.warning("%s: lease lost, handler stopped", named(lease))',
+        'log.warning("lease lost, handler stopped", extra=self._named(lease))',
         "test_worker.py::test_a_lost_lease_stops_the_handler_and_frees_its_slot",
     ),
     Mutant(

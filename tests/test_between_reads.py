@@ -1,19 +1,21 @@
 """What happens between two reads of one call must not come between the caller and the truth."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+import app.answer
 from app.answer import read_answer
 from app.door import Door
 from app.ledger import Settled
 from app.settings import AppSettings
 from batch.settle import settle
 from store.close import close
-from store.database import Database, Row
-from tests.acts import TENANT, claimed, find_request, meter_rows, submitted, written
+from store.database import Database, Row, Unavailable
+from tests.acts import TENANT, WAIT_SECONDS, claimed, find_request, meter_rows, submitted, written
 
 
 class Interrupted(Database):
@@ -67,7 +69,7 @@ async def test_a_cancel_is_never_told_that_the_request_runs_on(db: Database, bef
     """Law 2, when the call that it cancels is stored only while it looks."""
     interrupted = Interrupted(db, before, lambda: submitted(db, 2, public_id="mine"))
 
-    response = await Door(interrupted, AppSettings()).cancel("mine")
+    response = await Door(interrupted, AppSettings()).cancel(TENANT, "mine")
 
     assert json.loads(bytes(response.body))["status"] == "cancelled"
     request = await find_request(db, "mine")
@@ -93,3 +95,16 @@ async def test_an_answer_that_is_settled_between_two_reads_is_whole_or_a_record(
         said = settled.metered.segments
 
     assert said in ("done 0 s1 s2", 1)
+
+
+async def test_an_answer_that_cannot_be_read_in_time_is_a_database_that_is_away(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law 10: a silent server holds a call no longer than one that is gone."""
+    request_id, public_id = await submitted(db, 1)
+    await close(db, request_id, "completed")
+    monkeypatch.setattr(app.answer, "READ_SECONDS", 0.1)
+    silent = Interrupted(db, 1, asyncio.Event().wait)
+
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(read_answer(silent, TENANT, public_id), WAIT_SECONDS)

@@ -74,7 +74,7 @@ async def test_a_claim_that_is_frozen_in_mid_transaction_delays_no_close(
     async with frozen(
         url,
         (CLAIM, (request_id, 1)),
-        (LEASE.replace("(...)", "(%s)"), (bytes(16), "frozen", 10_000_000, request_id, 1)),
+        (LEASE.replace("(...)", "(%s)"), (bytes(16).hex(), "frozen", 10_000_000, request_id, 1)),
     ) as client:
         assert await close(db, request_id, "completed")
         before = await answer_of(db, public_id)

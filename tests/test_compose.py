@@ -123,9 +123,11 @@ def test_the_commands_answer_a_request_and_end_when_told(image: Server, tmp_path
     }
     try:
         wait_until_healthy(port, tmp_path / "app.log")
+        key = first_key(environment("app", image.port or 0, port))
         answer = httpx.post(
             f"http://127.0.0.1:{port}/v1/requests",
             json={"document": "The train is late. The soup is hot.", "deadline_ms": 30_000},
+            headers={"Authorization": f"Bearer {key}"},
             timeout=BOUND_SECONDS,
             trust_env=False,
         )
@@ -136,6 +138,23 @@ def test_the_commands_answer_a_request_and_end_when_told(image: Server, tmp_path
     assert answer.json()["status"] == "completed", answer.text
     logs = {name: children.last_lines(tmp_path / f"{name}.log") for name in PROGRAMS}
     assert ended == dict.fromkeys(PROGRAMS, 0), logs
+
+
+def first_key(environment: dict[str, str]) -> str:
+    """The key that is made as the file says."""
+    text = (TREE / "docker-compose.yml").read_text(encoding="utf-8")
+    said = re.search(r"^#   docker compose run --rm app python (.+)$", text, re.MULTILINE)
+    assert said is not None
+    made = subprocess.run(
+        [sys.executable, *said[1].split()],
+        env=environment,
+        cwd=TREE,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_SECONDS,
+    )
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
 
 
 def environment(name: str, database_port: int, port: int) -> dict[str, str]:

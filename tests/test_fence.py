@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,10 +18,12 @@ from tests.acts import (
     meter_rows,
     pass_time,
     segment_rows,
+    somebody_waits_for_a_lock,
     statuses,
     submitted,
     written,
 )
+from tests.conftest import AnyServer
 from worker.lease import Lease, Ready, fail, give_back, renew
 
 pytestmark = pytest.mark.snapshot_isolation
@@ -263,3 +266,24 @@ async def test_two_workers_that_write_each_others_stale_rows_do_not_deadlock(
     assert {lease.token for lease in lost[1]} == {lease.token for lease in stale}
     for number in numbers:
         assert await statuses(db, number) == ["done"] * 20
+
+
+async def test_an_operator_can_list_the_transactions_while_a_write_waits(
+    db: Database, server: AnyServer, url: str
+) -> None:
+    """MySQL refuses the whole list (3854) when one statement in it holds bytes that are no text."""
+    request_id, _ = await submitted(db, 1)
+    (lease,) = await claimed(db, request_id)
+    # No text in any character set, and a token may be any bytes.
+    lease = replace(lease, token=b"\xff\xfe" * 8)
+    await db.write("UPDATE segments SET lease_token = %s", (lease.token,))
+    hold = "SELECT 1 FROM segments WHERE request_id = %s FOR UPDATE", (request_id,)
+    async with frozen(url, hold) as cursor:
+        writing = asyncio.create_task(written(db, lease))
+        await somebody_waits_for_a_lock(server)
+        waiting = server.execute(
+            "SELECT trx_query FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        )
+        await cursor.execute("ROLLBACK")
+        assert await writing == []
+    assert len(waiting) <= 1

@@ -22,10 +22,11 @@ from app.door import Door, build
 from app.problems import KINDS
 from app.settings import AppSettings
 from store.database import Database
-from tests.acts import ROOT, Client, Programs, arrived, segment_rows, worked
+from tests.acts import ROOT, Client, Programs, arrived, bearer, segment_rows, worked
 from tests.test_body import JSON as ANY_JSON
 from tests.test_body import SECRET
 from tests.test_door import JSON, REQUESTS
+from tests.test_start import endings
 
 # Calls end soon, and the largest body that the document allows is one that the test can send.
 SHORT: dict[str, Any] = {
@@ -46,9 +47,12 @@ SAME = settings(
 )
 
 
-async def test_the_door_keeps_its_openapi_document(programs: Programs, tmp_path: Path) -> None:
+async def test_the_door_keeps_its_openapi_document(
+    db: Database, programs: Programs, tmp_path: Path
+) -> None:
     """Schemathesis asks, with all its checks; the exceptions stand in its settings."""
-    node = await programs.app(**SHORT)
+    node = await programs.app(APP_KEYLESS="off", **SHORT)
+    key = await bearer(db, "acme", "requests", "operator")
     await programs.worker(concurrency=4, SLEEP_SECONDS=0, WORKER_IDLE_SECONDS=0.05)
     await programs.batch(BATCH_KEEP_SECONDS=1, BATCH_IDLE_SECONDS=0.2)
 
@@ -56,7 +60,7 @@ async def test_the_door_keeps_its_openapi_document(programs: Programs, tmp_path:
         *(str(Path(sys.executable).with_name("st")), "--config-file"),
         *(str(ROOT / "tests" / "schemathesis.toml"), "run", f"{node.base_url}/openapi.json"),
         *("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "20"),
-        *("--no-shrink", "--no-color"),
+        *("--no-shrink", "--no-color", "--header", f"Authorization:{key['Authorization']}"),
     ]
     asked = await asyncio.to_thread(
         subprocess.run,
@@ -69,7 +73,7 @@ async def test_the_door_keeps_its_openapi_document(programs: Programs, tmp_path:
     )
 
     assert asked.returncode == 0, asked.stdout[-5000:] + asked.stderr[-2000:]
-    assert "Selected: 6/6" in asked.stdout
+    assert "Selected: 9/9" in asked.stdout
     assert "Traceback" not in node.program.said()
     assert "ERROR" not in node.program.said()
 
@@ -80,7 +84,13 @@ def document(**limits: Any) -> dict[str, Any]:
     return build(Door(None, AppSettings(**limits))).openapi()  # type: ignore[arg-type]
 
 
-OPERATIONS = ("post_request", "put_request", "get_request", "cancel_request", "livez", "readyz")
+OPERATIONS = (
+    *("post_request", "put_request", "get_request", "cancel_request", "get_events"),
+    *("get_limits", "get_usage", "livez", "readyz"),
+)
+
+# Before any operation: they are answered to browsers only, and stand in no contract.
+OF_BROWSERS = {"foreign-origin", "misdirected"}
 
 
 def test_the_openapi_document_names_every_answer_and_every_problem() -> None:
@@ -101,15 +111,33 @@ def test_the_openapi_document_names_every_answer_and_every_problem() -> None:
             assert content[0] == "application/problem+json", (name, status)
             schema = content[1]["schema"]["$ref"].rpartition("/")[2]
             assert schema == ("SettledProblem" if status == "410" else "Problem")
-            assert ("Retry-After" in response.get("headers", {})) == (status == "503")
+            headers = response.get("headers", {})
+            assert ("Retry-After" in headers) == (status in ("429", "503"))
+            assert ("WWW-Authenticate" in headers) == (status == "401")
             for kind, example_of_it in content[1]["examples"].items():
                 assert example_of_it["value"]["status"] == int(status)
                 exemplified.add(kind)
-    assert exemplified == set(KINDS)
+    assert exemplified == set(KINDS) - OF_BROWSERS
     assert "metered" in said["components"]["schemas"]["SettledProblem"]["required"]
     assert set(operations["put_request"]["responses"]) == {
-        *("200", "400", "410", "413", "415", "422", "500", "503"),
+        *("200", "202", "400", "401", "403", "410", "413", "415", "422", "429", "500", "503"),
     }
+    open_to_all = {
+        name for name, operation in operations.items() if operation.get("security") == []
+    }
+    assert open_to_all == {"livez", "readyz"}
+    assert said["security"] == [{"key": []}]
+    for name, operation in operations.items():
+        assert ("401" in operation["responses"]) == (name not in open_to_all)
+
+
+def test_the_openapi_document_in_the_repository_is_that_of_the_program() -> None:
+    kept = (ROOT / "openapi.json").read_text(encoding="utf-8")
+
+    ((status, printed, said),) = endings(None, [("app", "openapi")])
+
+    assert (status, said) == (0, "")
+    assert kept == printed, "python -m app openapi > openapi.json"
 
 
 def references(value: Any) -> set[str]:

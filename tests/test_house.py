@@ -12,7 +12,9 @@ from pydantic_settings import BaseSettings
 
 from app.settings import AppSettings
 from batch.settings import BatchSettings
+from client.call import KEY_SETTING, URL_SETTING
 from store.database import Database
+from store.log import LogSettings
 from store.settings import DatabaseSettings
 from tests.acts import ROOT
 from worker.handlers.apertium import ApertiumSettings
@@ -21,9 +23,10 @@ from worker.handlers.sleep import SleepSettings
 from worker.settings import WorkerSettings
 
 PROGRAMS = ("app", "worker", "batch")
-FLOORS = (*PROGRAMS, "store", "local", "bench", "tests")
+FLOORS = (*PROGRAMS, "store", "client", "local", "bench", "tests")
 SETTINGS: tuple[type[BaseSettings], ...] = (
     DatabaseSettings,
+    LogSettings,
     AppSettings,
     WorkerSettings,
     BatchSettings,
@@ -38,6 +41,7 @@ MAY_IMPORT = {
     "worker": {"worker", "store"},
     "batch": {"batch", "store"},
     "store": {"store"},
+    "client": {"client"},
     "local": {"local"},
 }
 
@@ -79,7 +83,7 @@ def test_only_the_door_knows_the_web() -> None:
 
     knows = {named(path) for path in modules(*PROGRAMS, "store") if imported(path) & web}
 
-    assert knows == {"app/door.py", "app/__main__.py"}
+    assert knows == {"app/access.py", "app/door.py", "app/page.py", "app/__main__.py"}
 
 
 @pytest.mark.parametrize("path", list(modules(*FLOORS)), ids=named)
@@ -93,7 +97,7 @@ def test_a_module_opens_with_one_sentence(path: Path) -> None:
 def test_a_public_function_says_what_comes_back() -> None:
     silent = [
         f"{named(path)}: {node.name}"
-        for path in modules(*PROGRAMS, "store")
+        for path in modules(*PROGRAMS, "store", "client")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         if not node.name.startswith("_") and ast.get_docstring(node) is None
@@ -173,6 +177,7 @@ def test_every_setting_has_its_sentence_and_stands_in_the_readme(
 def test_the_readme_names_no_setting_that_is_gone() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     known = {name for settings in SETTINGS for name in names_of(settings)}
+    known |= {URL_SETTING, KEY_SETTING}
 
     said = set(re.findall(r"`(PARTWAY_[A-Z_]+)`", readme))
 

@@ -13,7 +13,7 @@ from batch.settle import settle
 from local.server import Server
 from local.server import find as find_server
 from store.close import close
-from store.database import Database
+from store.database import ATTEMPT_SECONDS, Database
 from store.settings import DatabaseSettings
 from store.start import opened
 from tests.acts import (
@@ -187,3 +187,23 @@ async def test_a_post_whose_commit_was_cut_still_ends_when_its_caller_leaves(
         await wait_until(is_abandoned, "the request to end with its caller")
     finally:
         await programs.end()
+
+
+async def test_a_submit_to_a_silent_database_is_given_up_with_its_deadline(
+    db: Database, proxy: Proxy, url: str, tmp_path: Path
+) -> None:
+    """Law 10: whoever has half a second does not wait as long as a transaction may take."""
+    programs = Programs(proxy.url(url), tmp_path)
+    try:
+        client = await programs.app()
+        proxy.stall()
+        body = {"segments": ["one"], "deadline_ms": 500}
+        answer = await asyncio.wait_for(
+            client.put("/v1/requests/silent", json=body), ATTEMPT_SECONDS - 2
+        )
+        proxy.flow()
+    finally:
+        await programs.end()
+
+    assert answer.status_code == 503
+    assert "Retry-After" in answer.headers

@@ -80,7 +80,7 @@ class Mutant:
     instead: str = ""
 
 
-TOKEN = "  AND  lease_token = %s\n"
+TOKEN = "  AND  lease_token = UNHEX(%s)\n"
 STATUS = "  AND  status = 'processing'\n"
 
 MUTANTS = (
@@ -100,7 +100,7 @@ MUTANTS = (
         "claim x late renew",
         worker.lease,
         "HELD",
-        "lease_token = %s",
+        "lease_token = UNHEX(%s)",
         "lease_token <> CONCAT('not ', %s)",
     ),
     Mutant(

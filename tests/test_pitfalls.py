@@ -58,7 +58,7 @@ async def test_an_idle_connection_is_closed_after_its_time_and_not_before(
     host, port = str(node.base_url.host), node.base_url.port
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\n")
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         length = re.search(rb"content-length: (\d+)", head)
         assert length is not None

@@ -142,7 +142,10 @@ async def test_a_cancelled_request_pays_for_stragglers_and_not_for_what_was_pend
     first, straggler = await claimed(db, request_id, 2)
     await written(db, first)
     token = b"begun-before----"
-    begun = (CLAIM, (request_id, 1)), (listed(LEASE, 1), (token, "slow", 10**7, request_id, 2))
+    begun = (
+        (CLAIM, (request_id, 1)),
+        (listed(LEASE, 1), (token.hex(), "slow", 10**7, request_id, 2)),
+    )
     async with frozen(url, *begun) as cursor:
         assert await close(db, request_id, "cancelled")
         # A claim that began before the cancel and commits after it is void.
@@ -265,7 +268,7 @@ async def test_a_write_back_between_the_count_and_the_delete_waits_and_finds_not
 
 async def test_a_write_back_that_came_before_the_count_is_counted(db: Database, url: str) -> None:
     request_id, _, lease = await a_dead_lease(db)
-    write = listed(WRITE_BACK, 1), (0, "in time", request_id, lease.token, 0)
+    write = listed(WRITE_BACK, 1), (0, "in time", request_id, lease.token.hex(), 0)
     async with frozen(url, write) as cursor:
         assert await settle(db, request_id, KEEP) == "put off"
         await cursor.execute("COMMIT")

@@ -204,7 +204,7 @@ class Actors(RuleBasedStateMachine):
             self.told(one, self.waited(one, left))
 
     async def cancelled(self, one: Asked) -> Answer:
-        response = await Door(self.db, AppSettings()).cancel(one.public_id)
+        response = await Door(self.db, AppSettings()).cancel(TENANT, one.public_id)
         return Answer.model_validate_json(bytes(response.body))
 
     async def waited(self, one: Asked, left: bool) -> Answer | None:
@@ -473,7 +473,7 @@ def test_any_order_of_acts_by_several_actors_keeps_the_laws(url: str) -> None:
         run_state_machine_as_test(actors, settings=COMMON)
 
 
-TOKEN = "  AND  lease_token = %s\n"
+TOKEN = "  AND  lease_token = UNHEX(%s)\n"
 STATUS = "  AND  status = 'processing'\n"
 ANY_TOKEN = "  AND  lease_token <> CONCAT('not ', %s)\n"
 

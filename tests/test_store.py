@@ -647,7 +647,7 @@ async def test_a_step_is_repeated_at_once_while_it_finds_work_and_until_told_to_
             raise Unavailable("a database that is away is a rest")
         return bool(again)
 
-    await asyncio.wait_for(repeat(step, 0.05, stop), WAIT_SECONDS)
+    await asyncio.wait_for(repeat(step, lambda: 0.05, stop), WAIT_SECONDS)
     assert len(steps) == 5
 
 
@@ -662,7 +662,7 @@ async def test_a_rest_ends_when_told_to_stop_or_woken() -> None:
         rested.set()
         return False
 
-    loop = asyncio.create_task(repeat(step, 3600, stop, wake, first_seconds=3600))
+    loop = asyncio.create_task(repeat(step, lambda: 3600, stop, wake, first_seconds=3600))
     for expected in (1, 2, 3):
         await asyncio.wait_for(rested.wait(), WAIT_SECONDS)
         assert steps == expected

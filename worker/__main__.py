@@ -6,11 +6,13 @@ import sys
 
 import uvloop
 
-from store.loop import repeat, start_log, stop_on_signals
+from store.log import start_log
+from store.loop import repeat, stop_on_signals
 from store.settings import DatabaseSettings, read_settings
 from store.start import Refusal, opened
 from worker import trial
 from worker.compute import Compute
+from worker.fleet import PRESENT_SECONDS, Fleet
 from worker.handler import HandlerError
 from worker.settings import WorkerSettings
 from worker.slots import Slots
@@ -34,20 +36,30 @@ async def work(database: DatabaseSettings, settings: WorkerSettings) -> None:
         await compute.start()
         try:
             slots = Slots(db, compute, settings)
+            fleet = Fleet(db, settings)
             log.info(
-                "%s: handler %s, %d slots", settings.name, settings.handler, settings.concurrency
+                "handler %s, %d slots",
+                settings.handler,
+                settings.concurrency,
+                extra={"owner": settings.name},
             )
             ended = asyncio.Event()
             third = settings.lease_seconds / 3
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(
-                    repeat(slots.step, settings.idle_seconds, ended, wake=compute.seat_free)
+                    repeat(slots.step, fleet.rest_seconds, ended, wake=compute.seat_free)
                 )
-                loops.create_task(repeat(slots.renew, third, ended, first_seconds=third))
-                loops.create_task(repeat(slots.let_go, LET_GO_PAUSE_SECONDS, ended))
+                loops.create_task(repeat(slots.renew, lambda: third, ended, first_seconds=third))
+                loops.create_task(repeat(slots.let_go, lambda: LET_GO_PAUSE_SECONDS, ended))
+                loops.create_task(
+                    repeat(
+                        fleet.step, lambda: PRESENT_SECONDS, ended, first_seconds=PRESENT_SECONDS
+                    )
+                )
                 await stop.wait()
                 await slots.drain(settings.grace_seconds)
                 ended.set()
+                await fleet.leave()
         finally:
             await compute.close()
 
@@ -56,7 +68,7 @@ def main() -> int:
     """The exit status of the program: 0, 1 (refused), or 2 (a setting is wrong)."""
     if sys.argv[1:2] == ["try"]:
         return trial.main(sys.argv[2:])
-    start_log()
+    start_log("worker")
     settings = read_settings(WorkerSettings, "worker", sys.argv[1:])
     database = read_settings(DatabaseSettings, "worker")
     try:

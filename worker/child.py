@@ -2,7 +2,8 @@
 
 Only `worker.compute` starts it. The two talk in lines of JSON over an inherited socket:
 
-    to the child    {"kind": "run", "id", "text", "params", "index", "attempt", "ends_at"}
+    to the child    {"kind": "run", "id", "text", "params", "index", "attempt", "ends_at",
+                     "traceparent"}
                     {"kind": "cancel", "id"}    {"kind": "close"}
     to the parent   {"kind": "ready", "async"}  or  {"kind": "unusable", "error"}
                     {"kind": "done", "id", "result"}
@@ -15,6 +16,7 @@ import contextlib
 import ctypes
 import inspect
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +26,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from store.log import start_log
 from worker.handler import Context, HandlerError, Reject, Retry, described, load, one_line
 
 Message = dict[str, Any]
@@ -85,7 +88,13 @@ def listen(channel: socket.socket, receive: Callable[[list[Message]], object]) -
 
 def context_of(message: Message) -> Context:
     """What the handler gets beside the text."""
-    return Context(message["params"], message["index"], message["attempt"], message["ends_at"])
+    return Context(
+        message["params"],
+        message["index"],
+        message["attempt"],
+        message["ends_at"],
+        traceparent=message["traceparent"],
+    )
 
 
 def accepted(result: object, max_output_characters: int) -> Message:
@@ -168,7 +177,7 @@ def serve_sync(
             try:
                 unwell = verdict(call(handler, "healthy", runner))
             except BaseException as error:
-                unwell = f"healthy() raised {described(error)}"
+                unwell = f"healthy() raised {type(error).__name__}"
         del contexts[message["id"]]
         if unwell:
             leave_unwell(channel, unwell, reply)
@@ -205,7 +214,7 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
                 healthy = handler.healthy()
                 unwell = verdict(await healthy if inspect.isawaitable(healthy) else healthy)
             except BaseException as error:
-                unwell = f"healthy() raised {described(error)}"
+                unwell = f"healthy() raised {type(error).__name__}"
         if unwell:
             leave_unwell(channel, unwell, *replies, reply)
         reply_with(reply)
@@ -266,6 +275,8 @@ def main(channel: socket.socket, max_output_characters: int, name: str) -> None:
 
 
 if __name__ == "__main__":
+    # Not what libraries say at INFO: httpx names whole addresses there, texts included.
+    start_log("worker", logging.WARNING)
     end_with_parent(parent_id=int(sys.argv[2]))
     leave_signals_to_parent()
     # Here and not in main(), so that it stays open until the process has ended: the parent kills

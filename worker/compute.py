@@ -48,6 +48,7 @@ class Work:
     source: str
     params: dict[str, Any]
     ends_at: float
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -304,6 +305,7 @@ class Compute:
                 "index": work.index_no,
                 "attempt": work.attempt,
                 "ends_at": ends_at,
+                "traceparent": work.traceparent,
             }
         )
 
@@ -348,6 +350,11 @@ class Compute:
             "the handler does not let go of request %d, segment %d: its process is killed",
             attempt.work.request_id,
             attempt.work.index_no,
+            extra={
+                "request_no": attempt.work.request_id,
+                "index": attempt.work.index_no,
+                "attempt": attempt.work.attempt,
+            },
         )
         attempt.child.kill()
 

@@ -41,6 +41,8 @@ class Context:
     ends_at: float
     # Becomes true while the handler runs, when nobody waits for its result any more.
     cancelled: bool = False
+    # The trace that the caller is in (W3C trace context); None when it sent none.
+    traceparent: str | None = None
 
     def remaining(self) -> float:
         """The seconds until the handler will be ended, 0.0 when there are none."""

@@ -69,11 +69,13 @@ LIMIT  %s
 FOR UPDATE SKIP LOCKED
 """
 
-# Counted here, at the claim: a segment that kills its worker reaches no later count.
+# A token goes as digits: MySQL shows no list of transactions (innodb_trx, 3854) while a statement
+# holds bytes that are no text, and a statement that waits is when operators ask for that list.
+# Attempts are counted here, at the claim: a segment that kills its worker reaches no later count.
 LEASE = """
 UPDATE segments
 SET    status = 'processing',
-       lease_token = %s,
+       lease_token = UNHEX(%s),
        owner_id = %s,
        lease_until = NOW(6) + INTERVAL %s MICROSECOND,
        attempts = attempts + 1
@@ -111,7 +113,7 @@ async def claim(
         numbers = [row["index_no"] for row in fresh]
         await cursor.execute(
             listed(LEASE, len(numbers)),
-            (token, owner_id, int(lease_seconds * 1_000_000), request_id, *numbers),
+            (token.hex(), owner_id, int(lease_seconds * 1_000_000), request_id, *numbers),
         )
     if spent:
         reason = f"given up after {max_attempts} attempts: the worker did not live to say why"
@@ -132,7 +134,7 @@ SET    status = 'done',
        error = NULL,
        lease_until = NULL
 WHERE  request_id = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
   AND  index_no IN (...)
 """
@@ -142,7 +144,7 @@ WRITTEN = """
 SELECT index_no
 FROM   segments
 WHERE  request_id = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'done'
   AND  index_no IN (...)
 """
@@ -152,7 +154,7 @@ RESCUE = """
 SELECT index_no
 FROM   segments
 WHERE  request_id = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
   AND  index_no IN (...)
 FOR UPDATE SKIP LOCKED
@@ -180,7 +182,7 @@ async def write_back(
         cases = [value for item in part for value in (item.lease.index_no, item.result)]
         found = [item.lease.index_no for item in part]
         written = await cursor.execute(
-            listed(WRITE_BACK, len(part)), (*cases, request_id, token, *found)
+            listed(WRITE_BACK, len(part)), (*cases, request_id, token.hex(), *found)
         )
         if written < len(part):
             ours = await numbers(cursor, WRITTEN, request_id, token, part)
@@ -211,7 +213,7 @@ async def numbers(
 ) -> set[int]:
     """The index numbers that one of the statements above finds for these results."""
     wanted = [item.lease.index_no for item in part]
-    await cursor.execute(listed(statement, len(wanted)), (request_id, token, *wanted))
+    await cursor.execute(listed(statement, len(wanted)), (request_id, token.hex(), *wanted))
     return {row["index_no"] for row in await cursor.fetchall()}
 
 
@@ -219,7 +221,7 @@ HOLDING = """
 SELECT index_no, attempts, source
 FROM   segments
 WHERE  request_id = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
 """
 
@@ -251,7 +253,7 @@ async def exchange(
             if request_id is not None:
                 if trouble is not None:
                     # The run before may have been committed and only its reply lost.
-                    await cursor.execute(HOLDING, (request_id, token))
+                    await cursor.execute(HOLDING, (request_id, token.hex()))
                     claimed = [
                         Lease(request_id, row["index_no"], token, row["attempts"], row["source"])
                         for row in await cursor.fetchall()
@@ -273,7 +275,7 @@ WHERE  status = 'processing'
   AND  (held)
 """
 
-HELD = "request_id = %s AND lease_token = %s AND index_no IN (...)"
+HELD = "request_id = %s AND lease_token = UNHEX(%s) AND index_no IN (...)"
 
 STILL_HELD = """
 SELECT request_id, index_no, lease_token
@@ -317,15 +319,15 @@ def key(lease: Lease) -> tuple[int, int, bytes]:
     return lease.request_id, lease.index_no, lease.token
 
 
-def held_by(leases: Sequence[Lease]) -> tuple[str, list[int | bytes]]:
+def held_by(leases: Sequence[Lease]) -> tuple[str, list[int | str]]:
     """The condition that finds these leases by the primary key, and its values."""
     groups: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for lease in leases:
         groups[lease.request_id, lease.token].append(lease.index_no)
     conditions = [f"({listed(HELD, len(numbers))})" for numbers in groups.values()]
-    values: list[int | bytes] = []
+    values: list[int | str] = []
     for (request_id, token), numbers in groups.items():
-        values += [request_id, token, *numbers]
+        values += [request_id, token.hex(), *numbers]
     return f"({' OR '.join(conditions)})", values
 
 
@@ -349,14 +351,14 @@ SET    status = 'pending',
        attempts = attempts - 1
 WHERE  request_id = %s
   AND  index_no = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
 """
 
 
 async def give_back(db: Database, lease: Lease) -> bool:
     """Make the segment claimable at once, its attempt not counted; False when the lease is lost."""
-    return await db.write(GIVE_BACK, (lease.request_id, lease.index_no, lease.token)) == 1
+    return await db.write(GIVE_BACK, (lease.request_id, lease.index_no, lease.token.hex())) == 1
 
 
 FAIL = """
@@ -367,7 +369,7 @@ SET    status = IF(attempts >= %s, 'failed', 'pending'),
        lease_until = NOW(6) + INTERVAL %s MICROSECOND
 WHERE  request_id = %s
   AND  index_no = %s
-  AND  lease_token = %s
+  AND  lease_token = UNHEX(%s)
   AND  status = 'processing'
 """
 
@@ -380,5 +382,5 @@ async def fail(
     False when the lease is lost. max_attempts 0 fails it for good whatever the count.
     """
     values = (max_attempts, error[:ERROR_CHARACTERS], int(after_seconds * 1_000_000))
-    fence = (lease.request_id, lease.index_no, lease.token)
+    fence = (lease.request_id, lease.index_no, lease.token.hex())
     return await db.write(FAIL, (*values, *fence)) == 1

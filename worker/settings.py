@@ -39,8 +39,9 @@ class WorkerSettings(BaseSettings):
     retry_seconds: float = Field(
         1, ge=0, le=3600, description="How long a failed attempt waits before the next."
     )
+    # A fleet shares its looks: only one of more than a hundred workers rests so long.
     idle_seconds: float = Field(
-        0.5, gt=0, le=60, description="The longest rest between two looks for work."
+        2, gt=0, le=60, description="The longest rest between two looks for work."
     )
     # Less than the 30 s that a container is given to end.
     grace_seconds: float = Field(

@@ -28,10 +28,26 @@ LAST_WRITES_SECONDS = 5.0
 PARAMS_KEPT = 256
 
 PARAMS = """
-SELECT params
+SELECT params, traceparent, tenant, public_id
 FROM   requests
 WHERE  id = %s
 """
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a caller means for the handler, the same for each segment of its request.
+
+    `named` is what the caller calls it: by that its lines in the logs of all programs meet.
+    """
+
+    params: dict[str, Any]
+    traceparent: str | None
+    named: dict[str, str]
+
+
+# Of a request that was settled since the list was read: it has no segment left to claim either.
+NOTHING_MEANT = Meant({}, None, {})
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,7 @@ class Slots:
         self._careful = False
         self._exchanging = asyncio.Lock()
         self._failures: list[Failure] = []
-        self._params: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._meant: OrderedDict[int, Meant] = OrderedDict()
         self._trouble: BaseException | None = None
         self.empty = asyncio.Event()
         self.empty.set()
@@ -78,11 +94,11 @@ class Slots:
         active = None
         if free > 0 and not self._draining:
             active = await self._choice.next(self._db)
-        params = await self._params_of(active) if active is not None else None
+        meant = await self._meant_for(active) if active is not None else NOTHING_MEANT
         async with self._exchanging:
-            return await self._exchange(None if self._draining else active, params or {}, free)
+            return await self._exchange(None if self._draining else active, meant, free)
 
-    async def _exchange(self, active: Active | None, params: dict[str, Any], free: int) -> bool:
+    async def _exchange(self, active: Active | None, meant: Meant, free: int) -> bool:
         """Whether there is more to claim or to write back at once."""
         ready = list(self._ready)
         if active is None and not ready:
@@ -101,14 +117,17 @@ class Slots:
         self._ready = brought.held + self._ready[len(ready) :]
         self._careful = bool(brought.held)
         for lease in brought.lost:
-            log.warning("%s: lease lost, result dropped", named(lease))
+            log.warning("lease lost, result dropped", extra=self._named(lease))
         if active is not None:
             for lease in brought.claimed:
-                self._start(lease, active, params, began)
+                self._start(lease, active, meant, began)
             if len(brought.claimed) + brought.exhausted < free:
                 self._choice.set_aside(active.id)
             if brought.exhausted:
-                log.warning("request %d: %d segments given up", active.id, brought.exhausted)
+                log.warning(
+                    "segments given up: no worker lived to say why",
+                    extra=self._named_request(active.id) | {"segments": brought.exhausted},
+                )
         self._note_change()
         # What was asked in vain is set aside now, so there is another to ask, or none.
         return active is not None or len(brought.held) < len(ready)
@@ -123,7 +142,7 @@ class Slots:
                 self._lease_ends_at[lease] = began + self._settings.lease_seconds
         for lease in lost:
             if lease in self._running:
-                log.warning("%s: lease lost, handler stopped", named(lease))
+                log.warning("lease lost, handler stopped", extra=self._named(lease))
                 self._running[lease].cancel()
         return False
 
@@ -135,7 +154,7 @@ class Slots:
         last = time.monotonic() + LET_GO_SECONDS
         for lease, ends_at in self._lease_ends_at.items():
             if ends_at < last:
-                log.warning("%s: lease not renewed in time, handler stopped", named(lease))
+                log.warning("lease not renewed in time, handler stopped", extra=self._named(lease))
                 self._running[lease].cancel()
         return False
 
@@ -151,26 +170,39 @@ class Slots:
         await asyncio.gather(*running.values(), return_exceptions=True)
         for lease in running:
             await give_back(self._db, lease)
-            log.info("%s: given back", named(lease))
+            log.info("segment given back", extra=self._named(lease))
         await rest(LAST_WRITES_SECONDS, self.empty)
 
-    async def _params_of(self, active: Active) -> dict[str, Any]:
-        if active.id not in self._params:
-            rows = await self._db.read(PARAMS, (active.id,))
-            # Settled since the list was read: then there is no segment left to claim either.
-            self._params[active.id] = json.loads(rows[0]["params"]) if rows else {}
-            if len(self._params) > PARAMS_KEPT:
-                self._params.popitem(last=False)
-        return self._params[active.id]
+    async def _meant_for(self, active: Active) -> Meant:
+        if active.id not in self._meant:
+            meant = NOTHING_MEANT
+            for row in await self._db.read(PARAMS, (active.id,)):
+                caller = {"request_id": row["public_id"], "tenant": row["tenant"]}
+                meant = Meant(json.loads(row["params"]), row["traceparent"], caller)
+            self._meant[active.id] = meant
+            if len(self._meant) > PARAMS_KEPT:
+                self._meant.popitem(last=False)
+        return self._meant[active.id]
 
-    def _start(self, lease: Lease, active: Active, params: dict[str, Any], began: float) -> None:
+    def _named_request(self, request_id: int) -> dict[str, Any]:
+        """A request as logs name it."""
+        caller = self._meant.get(request_id, NOTHING_MEANT).named
+        return {"request_no": request_id, "owner": self._settings.name, **caller}
+
+    def _named(self, lease: Lease) -> dict[str, Any]:
+        """An attempt at a segment as logs name it."""
+        one = {"index": lease.index_no, "attempt": lease.attempt}
+        return self._named_request(lease.request_id) | one
+
+    def _start(self, lease: Lease, active: Active, meant: Meant, began: float) -> None:
         work = Work(
             request_id=lease.request_id,
             index_no=lease.index_no,
             attempt=lease.attempt,
             source=lease.source,
-            params=params,
+            params=meant.params,
             ends_at=active.ends_at,
+            traceparent=meant.traceparent,
         )
         self._lease_ends_at[lease] = began + self._settings.lease_seconds
         self._running[lease] = task = asyncio.create_task(self._compute.run(work))
@@ -191,12 +223,15 @@ class Slots:
         if ending.kind == "stopped":
             return  # its deadline has passed: whatever were written would be void
         self._choice.note_run(ending.run_seconds)
+        # Not its error: that may repeat the text, and the row keeps it for the caller.
+        how = {"outcome": ending.kind, "duration_ms": round(ending.run_seconds * 1000)}
+        level = logging.INFO if ending.kind == "done" else logging.WARNING
+        log.log(level, "attempt ended", extra=self._named(lease) | how)
         if ending.kind == "done":
             assert ending.result is not None
             self._ready.append(Ready(lease, ending.result))
             return
         error = ending.error or ending.kind
-        log.warning("%s: attempt %d: %s", named(lease), lease.attempt, error)
         after, most = self._settings.retry_seconds, self._settings.max_attempts
         if ending.kind == "retry" and ending.after_seconds is not None:
             after = ending.after_seconds
@@ -209,7 +244,7 @@ class Slots:
             self._db, failure.lease, failure.error, failure.after_seconds, failure.max_attempts
         )
         if not recorded:
-            log.warning("%s: lease lost, failure dropped", named(failure.lease))
+            log.warning("lease lost, failure dropped", extra=self._named(failure.lease))
         elif failure.lease.attempt < failure.max_attempts:
             self._choice.set_aside(failure.lease.request_id, failure.after_seconds)
 
@@ -219,8 +254,3 @@ class Slots:
             self.empty.clear()
         else:
             self.empty.set()
-
-
-def named(lease: Lease) -> str:
-    """A segment as logs name it."""
-    return f"request {lease.request_id} segment {lease.index_no}"

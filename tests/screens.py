@@ -1,0 +1,154 @@
+"""What the pages look like is judged by looking: `make screens` shows each of them in each state.
+
+    python -m tests.screens
+
+A node and a database server of its own; the states are made in the rows, as a worker makes them,
+and the results are Apertium's.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser
+
+from app.split import split
+from batch.settle import settle
+from local.server import KINDS, Server, find
+from store.close import close
+from store.database import Database
+from store.settings import DatabaseSettings
+from store.start import opened
+from tests.acts import ROOT, Programs, claimed, exchanged, pass_time, submitted
+from tests.browser import chromium, visit
+from worker.handlers.apertium import START_SECONDS, Apertium
+from worker.lease import Lease, Ready, fail
+
+FOLDER = ROOT / "docs" / "screens"
+SAMPLE = ROOT / "local" / "sample.txt"
+OFFERED = '{"target": {"spa": "Spanish", "cat": "Catalan"}}'
+
+WIDE: dict[str, Any] = {"viewport": {"width": 1200, "height": 860}}
+NARROW: dict[str, Any] = {"viewport": {"width": 320, "height": 720}, "device_scale_factor": 2}
+DARK: dict[str, Any] = {"color_scheme": "dark"}
+
+
+class Scene:
+    """A database with requests in every state; a class, since the shots share what is open."""
+
+    def __init__(self, db: Database, translate: Callable[[str, float], str]) -> None:
+        self.db = db
+        self.translate = translate
+        self.pieces = split(SAMPLE.read_text(encoding="utf-8"), "en", 100, 5000)
+
+    async def stored(self, public_id: str) -> int:
+        """The number of a new request of the sample, to be answered within half a minute."""
+        number, _ = await submitted(
+            self.db,
+            self.pieces.sources,
+            public_id=public_id,
+            pieces=self.pieces,
+            on_missing="source",
+            deadline_ms=50_000,
+            params=json.dumps({"target": "spa"}),
+        )
+        return number
+
+    async def worked(self, number: int, claims: int, done: int, failed: int = 0) -> None:
+        """Claim so many segments; of these some become done and some fail, here and there."""
+        leases: list[Lease] = await claimed(self.db, number, claims, lease_seconds=60)
+        random.Random(number).shuffle(leases)
+        for lease in leases[done : done + failed]:
+            await fail(self.db, lease, "no_answer: the translation server sent nothing", 0, 0)
+        ready = [
+            Ready(lease, self.translate(lease.source, START_SECONDS)) for lease in leases[:done]
+        ]
+        assert not (await exchanged(self.db, ready)).lost
+
+    async def finished(self, public_id: str) -> int:
+        """The number of a new request, which is complete."""
+        number = await self.stored(public_id)
+        await self.worked(number, len(self.pieces.sources), len(self.pieces.sources))
+        await close(self.db, number, "completed")
+        return number
+
+    async def shown(self) -> None:
+        """Make the requests that are shown, each named by its state."""
+        total = len(self.pieces.sources)
+        running = await self.stored("running")
+        await self.worked(running, 61, 48, 1)
+        await pass_time(self.db, running, 18)
+        for name, claims, done, failed in (
+            ("complete", total, total, 0),
+            ("partial", total - 11, total - 15, 0),
+            ("cancelled", 47, 41, 0),
+            ("failed", total, total - 3, 3),
+        ):
+            number = await self.stored(name)
+            await self.worked(number, claims, done, failed)
+            await pass_time(self.db, number, 50 if name == "partial" else 17)
+            await close(self.db, number, "cancelled" if name == "cancelled" else "completed")
+
+
+@contextlib.asynccontextmanager
+async def node(folder: Path) -> AsyncIterator[tuple[Scene, Programs]]:
+    """The scene, and the programs that can be started on its database."""
+    program = next(filter(None, map(find, KINDS)), None)
+    assert program is not None, "there is no database server; local/setup.sh test installs one"
+    server = Server(program, folder / "db")
+    server.start()
+    apertium = Apertium()
+    apertium.setup()
+    programs = Programs(server.url("screens"), folder)
+    try:
+        server.execute("CREATE DATABASE screens")
+        async with opened(DatabaseSettings(database_url=programs.url)) as db:
+            yield Scene(db, partial(apertium.translate, "eng-spa")), programs
+    finally:
+        await programs.end()
+        apertium.close()
+        server.stop()
+
+
+async def shot(
+    browser: Browser, url: str, name: str, path: str, options: dict[str, Any], act: str = ""
+) -> None:
+    """A picture of what stands at a path, once the button `act` has been pressed there."""
+    async with visit(browser, url, expected=("404", "410", "422"), **options) as page:
+        await page.goto(path)
+        if act:
+            await page.get_by_role("button", name=act).click()
+        await page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
+
+
+async def main() -> None:
+    """Make all pictures anew; nothing comes back."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        async with node(Path(folder)) as (scene, programs), chromium() as browser:
+            await scene.shown()
+            client = await programs.app(APP_PAGE_PARAMS=OFFERED)
+            keyed = await programs.app(APP_KEYLESS="off")
+            url, locked = str(client.base_url), str(keyed.base_url)
+            requests = ("running", "partial", "complete", "cancelled", "failed")
+            for name in ("start", *requests):
+                path = "/" if name == "start" else f"/requests/{name}"
+                await shot(browser, url, name, path, WIDE)
+                await shot(browser, url, f"{name}-dark", path, WIDE | DARK)
+                await shot(browser, url, f"{name}-320", path, NARROW)
+            await shot(browser, url, "error", "/", WIDE, act="Send")
+            await settle(scene.db, await scene.finished("settled"), 0)
+            await shot(browser, url, "settled", "/requests/settled", WIDE)
+            await shot(browser, url, "unknown", "/requests/nobody-sent-this", WIDE)
+            await shot(browser, locked, "login", "/", WIDE)
+            await shot(browser, locked, "login-wrong", "/login?wrong=1", WIDE | DARK)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
