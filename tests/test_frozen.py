@@ -66,7 +66,7 @@ async def test_a_worker_that_slept_past_its_lease_writes_nothing(
     before = await segment_rows(db, request.id)
     asleep.send(signal.SIGCONT)
     # Lost, or not renewed in time: whichever it notices first.
-    await asleep.says(": lease ")
+    await asleep.says("lease ")
 
     assert [row["attempts"] for row in before] == [2, 2]
     assert await segment_rows(db, request.id) == before
