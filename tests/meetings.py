@@ -334,7 +334,7 @@ TWO: tuple[Meeting, ...] = (
     Meeting("settle x sweeper", ended("abandoned"), (settle_all, sweep)),
     Meeting("settle x PUT", ended("completed"), (settle_all, put), has_many=True),
     Meeting("PUT x PUT", nothing, (put, put), has_many=True),
-    Meeting("PUT x GET", running, (put, look_in)),
+    Meeting("PUT x GET", running, (put, look_in), has_many=True),
     Meeting("life x PUT", nothing, (live, put), without_keep=True, has_many=True),
 )
 

@@ -227,12 +227,12 @@ async def test_the_meter_asked_before_the_insert_is_seen_to_break_its_law(
     real = app.fanout.submit
 
     async def asked_first(
-        db: Database, tenant: str, new: Submission, waited_seconds: float
+        db: Database, tenant: str, new: Submission, waited_seconds: float, trace: str | None
     ) -> bool:
         metered = await find_metered(db, tenant, new.public_id)
         if metered is not None:
             raise Settled(metered)
-        return await real(db, tenant, new, waited_seconds)
+        return await real(db, tenant, new, waited_seconds, trace)
 
     async def not_asked(*_: Any) -> None:
         return None
