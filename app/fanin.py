@@ -16,6 +16,19 @@ LATE_SECONDS = 1.0
 NOT_LOOKED = Progress("active", 0)
 
 
+STATUS = """
+SELECT status
+FROM   requests
+WHERE  id = %s
+"""
+
+
+async def is_active(db: Database, request_id: int) -> bool:
+    """Whether the request is still to be closed, read without a lock; False when it is gone."""
+    rows = await db.read(STATUS, (request_id,))
+    return bool(rows) and rows[0]["status"] == "active"
+
+
 async def stays() -> bool:
     """False: nobody's leaving ends the request."""
     return False
@@ -48,9 +61,11 @@ async def looks(
         left = ends_at() - time.monotonic()
         try:
             async with asyncio.timeout(max(left, 0) + LATE_SECONDS):
-                # No last look: the close reads the rows itself, and what finished in time with it.
                 if progress.finished == request.segments or left <= 0:
-                    await close(db, request.id, "completed")
+                    # What finished in time needs no last look, for the close reads the rows itself.
+                    # But a node that slept may find its request closed, and settlement at it.
+                    if progress is not NOT_LOOKED or await is_active(db, request.id):
+                        await close(db, request.id, "completed")
                     return
                 if await gone():
                     await close(db, request.id, "abandoned")
