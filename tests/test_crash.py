@@ -189,3 +189,21 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers_and
         answer = (await call).json()
         assert answer["status"] == "completed"
         assert [row["attempts"] for row in await segment_rows(db, request_id)] == [2, 1]
+
+
+async def test_a_worker_that_is_told_to_stop_while_its_database_is_away_ends_in_order(
+    own_server: Server, own_programs: Programs
+) -> None:
+    node = await own_programs.app()
+    worker = await own_programs.worker(LATER, concurrency=1, WORKER_GRACE_SECONDS=0)
+    body = {"segments": ["for ever"], "deadline_ms": 50_000}
+    call = asyncio.create_task(node.put("/v1/requests/mine", json=body))
+    async with opened(DatabaseSettings(database_url=own_server.url("partway"))) as db:
+        await until_some_are(db, "mine", "processing")
+
+    own_server.kill()
+    worker.send(signal.SIGTERM)
+
+    assert await worker.ended() == 0
+    assert "Traceback" not in worker.said()
+    call.cancel()

@@ -1,6 +1,8 @@
 """An idle fleet looks for work as one: each worker says it is there and learns how many are."""
 
-from store.database import Database
+import contextlib
+
+from store.database import Database, Unavailable
 from worker.settings import WorkerSettings
 
 # All idle workers together look about so often a second, whether they are two or two hundred: the
@@ -63,4 +65,6 @@ class Fleet:
 
     async def leave(self) -> None:
         """Count no longer; nothing comes back."""
-        await self._db.write(LEAVE, (self._settings.name,))
+        # Who is away at the end is not seen any more, and stops counting by that.
+        with contextlib.suppress(Unavailable):
+            await self._db.write(LEAVE, (self._settings.name,))

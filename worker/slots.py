@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from store.database import Database
+from store.database import Database, Unavailable
 from store.loop import rest
 from worker.choice import Active, Choice
 from worker.compute import Compute, Ending, Work
@@ -169,7 +169,12 @@ class Slots:
             task.cancel()
         await asyncio.gather(*running.values(), return_exceptions=True)
         for lease in running:
-            await give_back(self._db, lease)
+            try:
+                await give_back(self._db, lease)
+            except Unavailable:
+                # Its lease runs out; a program that is to end does not wait for a database.
+                log.warning("segment not given back", extra=self._named(lease))
+                break
             log.info("segment given back", extra=self._named(lease))
         await rest(LAST_WRITES_SECONDS, self.empty)
 
