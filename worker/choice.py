@@ -48,7 +48,7 @@ class Choice:
     def __init__(self, aside_seconds: float) -> None:
         self._aside_seconds = aside_seconds
         self._aside: dict[int, float] = {}
-        self._active: list[Active] = []
+        self._active: dict[str, list[Active]] = {}
         self._read_at = float("-inf")
         self._runs: deque[float] = deque(maxlen=RUNS_KEPT)
 
@@ -83,19 +83,23 @@ class Choice:
         return statistics.median(self._runs) if len(self._runs) >= RUNS_NEEDED else 0.0
 
     def _draw(self) -> Active | None:
+        """A tenant by chance, of those that have something, and its first request that may."""
         now = time.monotonic()
         enough = now + self.least_seconds()
-        smallest: dict[str, Active] = {}
-        for active in self._active:
-            if active.ends_at > enough and self._aside.get(active.id, now) <= now:
-                smallest.setdefault(active.tenant, active)
-        return random.choice(list(smallest.values())) if smallest else None
+        tenants = list(self._active)
+        while tenants:
+            # One is looked through, not all: this comes before each claim.
+            for active in self._active[tenants.pop(random.randrange(len(tenants)))]:
+                if active.ends_at > enough and self._aside.get(active.id, now) <= now:
+                    return active
+        return None
 
     async def _read(self, db: Database) -> None:
         rows = await db.read(ACTIVE, (LIST_LENGTH,))
         now = self._read_at = time.monotonic()
-        self._active = [
-            Active(row["id"], row["tenant"], now + row["remaining_microseconds"] / 1_000_000)
-            for row in rows
-        ]
+        self._active = {}
+        for row in rows:
+            ends_at = now + row["remaining_microseconds"] / 1_000_000
+            active = Active(row["id"], row["tenant"], ends_at)
+            self._active.setdefault(active.tenant, []).append(active)
         self._aside = {id_: until for id_, until in self._aside.items() if until > now}
