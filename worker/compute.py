@@ -273,14 +273,11 @@ class Compute:
 
     def _next_for(self, child: _Child) -> _Attempt | None:
         """The attempt that begins in this child now; None when nothing can."""
-        if child.alone or len(child.running) >= child.seats:
+        shelf = self._suspects or self._waiting
+        if not shelf or child.alone or len(child.running) >= child.seats:
             return None
-        if child.process.poll() is not None:
-            # Dead, but not noticed yet: an attempt that is sent to it would be blamed.
-            return None
-        if self._suspects:
-            return self._suspects.popleft()
-        return self._waiting.popleft() if self._waiting else None
+        # Dead, but not noticed yet: an attempt that is sent to it would be blamed.
+        return shelf.popleft() if child.process.poll() is None else None
 
     def _begin(self, attempt: _Attempt, child: _Child) -> None:
         work = attempt.work
