@@ -18,12 +18,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from app import keys
 from app.access import is_open
 from app.door import Door, build
-from app.problems import PROBLEM, plain
+from app.metrics import PROBLEMS
+from app.problems import PLAIN, PROBLEM, plain
 from app.settings import AppSettings
 from store.database import Database
 from store.log import start_log
 from store.loop import stop_on_signals
-from store.settings import DatabaseSettings, read_settings
+from store.settings import DatabaseSettings, LogSettings, read_settings
 from store.start import Refusal, opened
 
 log = logging.getLogger("partway.app")
@@ -54,6 +55,7 @@ class Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Say so and end the connection; just end it where an answer has begun already."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            PROBLEMS[PLAIN].inc()
             said = json.dumps(plain(400) | {"detail": msg}).encode()
             headers = [("Content-Type", PROBLEM), ("Content-Length", str(len(said)))]
             for event in (
@@ -134,7 +136,7 @@ def main() -> int:
     words = sys.argv[1:]
     if words[:1] == ["openapi"]:
         return print_contract(words[1:])
-    start_log("app")
+    start_log("app", read_settings(LogSettings, "app").log_format)
     if words[:1] == ["keys"]:
         return keys.main(words[1:])
     settings = read_settings(AppSettings, "app", words, ABOUT)

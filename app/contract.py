@@ -13,7 +13,7 @@ from app.answer import Answer, Counts, SegmentAnswer, Usage
 from app.body import DEEPEST, PUBLIC_ID, Body
 from app.events import EVENT_ID, EVENTS, Accepted, Working
 from app.ledger import Metered
-from app.problems import KINDS, PROBLEM, URN, Wrong
+from app.problems import KINDS, PLAIN, PROBLEM, URN, Wrong
 from app.settings import AppSettings
 from app.usage import EVERYBODY, UsageAnswer
 
@@ -27,7 +27,7 @@ class Problem(BaseModel):
 
     type: str = Field(
         description="The kind, for programs; about:blank where the status says it all.",
-        json_schema_extra={"enum": [*(URN + kind for kind in KINDS), "about:blank"]},
+        json_schema_extra={"enum": [*(URN + kind for kind in KINDS), PLAIN]},
     )
     title: str
     status: int = Field(ge=400, le=599)

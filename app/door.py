@@ -14,12 +14,12 @@ from urllib.parse import urlencode
 from fastapi import Depends, FastAPI, Path, Query, Response
 from fastapi import Request as Call
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access import (
     COOKIE,
@@ -59,9 +59,10 @@ from app.fanout import submit
 from app.guard import check_origin, own_names
 from app.ledger import Settled
 from app.limits import LimitsAnswer, charge, read_limits, read_rate_headers, refund
+from app.metrics import PROBLEMS, REGISTRY, OpenCall
 from app.page import pages
 from app.prefer import NO_PREFERENCES, Preferences, read_prefer, read_quality
-from app.problems import PROBLEM, Problem, plain
+from app.problems import PLAIN, PROBLEM, Problem, plain
 from app.room import Room
 from app.settings import AppSettings
 from app.trace import read_traceparent
@@ -79,6 +80,7 @@ from app.usage import (
 from app.watch import Watch
 from store.close import close
 from store.database import Database, Row, Unavailable
+from store.metrics import TEXT, as_text
 
 SESSION_PATHS = ("/login", "/logout")
 
@@ -142,9 +144,11 @@ class Door:
         arrived = time.monotonic()
         begun = await self.begin(call, tenant, public_id)
         request = begun.request
+        open_call: OpenCall = call.state.open_call
         if request is not None and as_events:
-            return self.stream(tenant, request, place, begun)
+            return self.stream(tenant, request, place, begun, open_call)
         if request is not None and request.status == "active":
+            open_call.due_at = request.ends_at
             if wanted.respond_async:
                 self.unattended.see_to(request)
                 if wanted.wait_seconds:
@@ -164,6 +168,7 @@ class Door:
                 "request answered",
                 extra=named(tenant, begun.public_id, request) | took | {"outcome": answer.status},
             )
+            open_call.outcome = "client_gone" if await call.is_disconnected() else answer.status
         return answered(answer, wanted if wanted.respond_async else NO_PREFERENCES)
 
     async def wait(self, call: Call, request: Request, seconds: float) -> None:
@@ -187,18 +192,28 @@ class Door:
         return self.stream(tenant, request, place)
 
     def stream(
-        self, tenant: str, request: Request, place: Place | None, begun: Begun | None = None
+        self,
+        tenant: str,
+        request: Request,
+        place: Place | None,
+        begun: Begun | None = None,
+        open_call: OpenCall | None = None,
     ) -> Response:
         """The events that a reader at this place lacks; 204 when it has had the end.
 
-        `begun` is how the call came to the request, None when it only watches.
+        `begun` is how the call came to the request, and `open_call` what is counted of it, None
+        when it only watches.
         """
         has = place.indexes(request.segments) if place is not None else None
         if place is not None and place.is_end:
             if request.status == "active":
                 raise no_place()
+            if open_call is not None:
+                open_call.outcome = request.status
             # A browser asks again when a stream has ended, until it is told that this was all.
             return Response(status_code=204)
+        if open_call is not None and request.status == "active":
+            open_call.due_at = request.ends_at
         ended = False
 
         async def pieces() -> AsyncGenerator[bytes, None]:
@@ -208,11 +223,16 @@ class Door:
                     for first in range(0, len(event), PIECE_BYTES):
                         yield event[first : first + PIECE_BYTES]
             ended = True
+            if open_call is not None:
+                # Without an answer to its end it goes on: its reader comes back for the rest.
+                open_call.end(feed.answer.status if feed.answer is not None else "running")
 
         async def afterwards() -> None:
             # A reader that leaves has read less; what it began is seen to as after any other call.
             if begun is None or ended:
                 return
+            if open_call is not None:
+                open_call.end("client_gone")
             if not begun.ends_with_its_caller:
                 self.unattended.see_to(request)
                 return
@@ -452,7 +472,8 @@ class Streamed(StreamingResponse):
 
 
 def refused(problem: Problem) -> Response:
-    """The HTTP form of a problem."""
+    """The HTTP form of a problem, which is counted."""
+    PROBLEMS[problem.kind].inc()
     return JSONResponse(
         problem.document(), problem.status, headers=problem.headers, media_type=PROBLEM
     )
@@ -477,6 +498,41 @@ def guarded(app: ASGIApp, settings: AppSettings) -> ASGIApp:
                     await refused(problem)(scope, receive, send)
                     return
         await app(scope, receive, send)
+
+    return ask
+
+
+def counted(app: ASGIApp) -> ASGIApp:
+    """The application, in which each POST and PUT of a request is counted by how it ended.
+
+    Around all else, so that those that come to no route are counted too.
+    """
+
+    async def ask(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not (
+            (scope["method"] == "POST" and scope["path"] == "/v1/requests")
+            or (scope["method"] == "PUT" and scope["path"].startswith("/v1/requests/"))
+        ):
+            await app(scope, receive, send)
+            return
+        open_call = OpenCall()
+        scope.setdefault("state", {})["open_call"] = open_call
+
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] >= 400 and open_call.outcome != "client_gone":
+                    open_call.outcome = "rejected"
+                # A stream has only begun, and ends when it knows how.
+                if open_call.outcome is not None:
+                    open_call.end(open_call.outcome)
+            await send(message)
+
+        try:
+            await app(scope, receive, tell)
+        except Exception:
+            # The server's own handler answers, outside of this.
+            open_call.end("rejected")
+            raise
 
     return ask
 
@@ -608,6 +664,16 @@ def build(door: Door) -> FastAPI:
         await find(door.db, "", "")
         return {"status": "ok"}
 
+    @api.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses=refuses(),
+        openapi_extra=WITHOUT_A_KEY,
+    )
+    async def metrics() -> Response:
+        """What this node counts, as Prometheus reads it; nothing in it is of a tenant."""
+        return Response(as_text(REGISTRY), media_type=TEXT)
+
     @api.exception_handler(Problem)
     async def on_problem(_: Call, problem: Problem) -> Response:
         return refused(problem)
@@ -645,13 +711,16 @@ def build(door: Door) -> FastAPI:
         if error.status_code == 405:
             # The framework names the methods of the first route only.
             headers["Allow"] = ", ".join(sorted(methods(api, call)))
+        PROBLEMS[PLAIN].inc()
         return JSONResponse(
             plain(error.status_code), error.status_code, headers, media_type=PROBLEM
         )
 
     @api.exception_handler(ClientDisconnect)
-    async def on_leaving(_: Call, left: ClientDisconnect) -> Response:
+    async def on_leaving(call: Call, left: ClientDisconnect) -> Response:
         # In the middle of its body: nothing is stored, and nobody reads this.
+        if hasattr(call.state, "open_call"):
+            call.state.open_call.outcome = "client_gone"
         return refused(Problem("invalid-json", "The body ended early."))
 
     @api.exception_handler(Exception)
@@ -660,6 +729,7 @@ def build(door: Door) -> FastAPI:
         return refused(Problem("internal", "The failure is logged. Nothing is billed for it."))
 
     api.add_middleware(guarded, settings=door.settings)
+    api.add_middleware(counted)
     api.openapi_schema = completed(api.openapi())
     return api
 

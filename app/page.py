@@ -23,6 +23,7 @@ from app.access import COOKIE, Caller, asked_for
 from app.answer import Answer, Request, find, read_answer, together
 from app.body import PUBLIC_ID
 from app.ledger import Settled
+from app.metrics import PROBLEMS
 from app.problems import Problem
 from store.close import close
 from store.database import Database, Unavailable
@@ -339,11 +340,14 @@ class PageRoute(APIRoute):
                     opens = call.url.path if call.method == "GET" else "/"
                     response = RedirectResponse(f"/login?{urlencode({'next': opens})}", 303)
                 else:
+                    PROBLEMS[problem.kind].inc()
                     response = told(call, problem.status, problem.title, faults(problem))
             except Settled as settled:
+                PROBLEMS["settled"].inc()
                 said = "Its text is no longer kept. This is what was metered:"
                 response = told(call, 410, "This request is settled", [said], settled)
             except Unavailable:
+                PROBLEMS["unavailable"].inc()
                 said = "Nothing is lost by it. Try again in a moment."
                 response = told(call, 503, "The database cannot be reached", [said])
             response.headers.update(HEADERS)
@@ -433,8 +437,10 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
             form = read_form(fields, offered, seconds)
             public_id = await asked(caller.tenant, body_of(form), own_id(form))
         except Problem as problem:
+            PROBLEMS[problem.kind].inc()
             return start(call, form, problem.status, faults(problem))
         except Unavailable:
+            PROBLEMS["unavailable"].inc()
             said = "The database cannot be reached. Your text is still here: send it again."
             return start(call, form, 503, [said])
         return RedirectResponse(f"/requests/{public_id}", 303)

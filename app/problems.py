@@ -10,6 +10,9 @@ PROBLEM = "application/problem+json"
 # What stands before the kind in the `type` of a problem.
 URN = "urn:partway:problem:"
 
+# The `type` of what has no kind of its own, such as 405.
+PLAIN = "about:blank"
+
 # The kinds that a program can tell apart, with the status that each is sent with.
 KINDS: Mapping[str, tuple[int, str]] = {
     "invalid-json": (400, "The body is not JSON"),
@@ -77,4 +80,4 @@ class Problem(Exception):
 def plain(status: int) -> dict[str, Any]:
     """The problem document of a status that has no kind of its own, such as 405."""
     phrase = HTTPStatus(status).phrase
-    return {"type": "about:blank", "title": phrase, "status": status, "detail": f"{phrase}."}
+    return {"type": PLAIN, "title": phrase, "status": status, "detail": f"{phrase}."}

@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from app.metrics import INFLIGHT, POLLS
 from store.database import Database, Unavailable, listed
 from store.loop import rest
 
@@ -66,6 +67,7 @@ class Watch:
         self._waiting: dict[int, _Waiting] = {}
         self._looking: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
+        INFLIGHT.set_function(lambda: len(self._waiting))
 
     async def next(self, request_id: int) -> Progress:
         """What the next look at the request shows; while the database is away, none comes."""
@@ -107,6 +109,7 @@ class Watch:
 
     async def _look(self, wanted: list[int]) -> None:
         """One statement; whoever waits for these requests is told what it shows."""
+        POLLS.inc()
         try:
             rows = await self._db.read(listed(PROGRESS, len(wanted)), wanted)
         except Unavailable:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import functools
 import json
 import logging
 import random
@@ -13,14 +14,17 @@ import uvloop
 from pymysql.err import MySQLError
 
 from batch.audit import audit
+from batch.gauges import LOOK_SECONDS, look
+from batch.metrics import ABANDONED, BLOCKED, LAST_SUCCESS, REGISTRY, SETTLEMENTS
 from batch.report import standing, usage
 from batch.settings import BatchSettings
 from batch.settle import PAGE, settle, settleable
 from batch.sweep import abandon, overdue
 from store.database import Database, Row, Unavailable, said
+from store.exposition import MetricsSettings, exposed
 from store.log import start_log
 from store.loop import repeat, stop_on_signals, until_idle
-from store.settings import DatabaseSettings, Flags, read_settings
+from store.settings import DatabaseSettings, Flags, LogSettings, read_settings
 from store.start import Refusal, opened
 
 log = logging.getLogger("partway.batch")
@@ -40,6 +44,7 @@ class Batch:
         self._settings = settings
         self._stop = stop
         self._after = 0
+        self._put_off = 0
         self._refused: set[int] = set()
 
     async def step(self) -> bool:
@@ -48,6 +53,7 @@ class Batch:
         for request_id in await overdue(self._db, self._settings.grace_seconds):
             if await self._tried(request_id, abandon(self._db, request_id)):
                 closed += 1
+                ABANDONED.inc()
                 log.warning("closed as abandoned", extra=await named(self._db, request_id))
         page = await settleable(self._db, self._settings.keep_seconds, self._after)
         # However many are put off, those behind them come next.
@@ -60,10 +66,20 @@ class Batch:
             settled += await self._tried(request_id, self._settled(request_id))
         if closed or settled:
             log.info("%d closed as abandoned, %d settled", closed, settled)
+        if not more:
+            BLOCKED.set(self._put_off)
+            self._put_off = 0
+        LAST_SUCCESS.set_to_current_time()
         return bool(closed or settled or more)
 
     async def _settled(self, request_id: int) -> bool:
-        return await settle(self._db, request_id, self._settings.keep_seconds) == "settled"
+        try:
+            said = await settle(self._db, request_id, self._settings.keep_seconds)
+        except MySQLError:
+            SETTLEMENTS["refused"].inc()
+            raise
+        self._put_off += said == "put off"
+        return said == "settled"
 
     async def _tried(self, request_id: int, doing: Awaitable[bool]) -> bool:
         try:
@@ -95,16 +111,29 @@ async def named(db: Database, request_id: int) -> Row:
     return {"request_no": request_id, **(found[0] if found else {})}
 
 
-async def run(database: DatabaseSettings, settings: BatchSettings, once: bool) -> None:
-    """Settle until told to stop or, `once`, until nothing more is ready; nothing comes back."""
+async def run(
+    database: DatabaseSettings, settings: BatchSettings, metrics: MetricsSettings
+) -> None:
+    """Settle until told to stop; nothing comes back."""
+    stop = stop_on_signals()
+    async with (
+        exposed(metrics, REGISTRY),
+        opened(database) as db,
+        asyncio.TaskGroup() as loops,
+    ):
+        batch = Batch(db, settings, stop)
+        log.info("settling, %g s after the close", settings.keep_seconds)
+        loops.create_task(repeat(batch.step, lambda: settings.idle_seconds, stop))
+        if metrics.port:
+            looks = functools.partial(look, db, settings.keep_seconds)
+            loops.create_task(repeat(looks, lambda: LOOK_SECONDS, stop, first_seconds=LOOK_SECONDS))
+
+
+async def run_once(database: DatabaseSettings, settings: BatchSettings) -> None:
+    """Settle until nothing more is ready, or told to stop; nothing comes back."""
     stop = stop_on_signals()
     async with opened(database) as db:
-        batch = Batch(db, settings, stop)
-        if once:
-            await until_idle(batch.step, stop)
-        else:
-            log.info("settling, %g s after the close", settings.keep_seconds)
-            await repeat(batch.step, lambda: settings.idle_seconds, stop)
+        await until_idle(Batch(db, settings, stop).step, stop)
 
 
 async def report(
@@ -174,7 +203,7 @@ def ask(word: str, flags: list[str]) -> int:
 
 def main() -> int:
     """The exit status: 0, 1 (refused, or the audit found something), 2 (a setting is wrong)."""
-    start_log("batch")
+    start_log("batch", read_settings(LogSettings, "batch").log_format)
     flags = sys.argv[1:]
     try:
         if flags and flags[0] in WORDS:
@@ -182,7 +211,9 @@ def main() -> int:
         once = "--once" in flags
         flags = [flag for flag in flags if flag != "--once"]
         settings = read_settings(BatchSettings, "batch", flags, ABOUT)
-        uvloop.run(run(read_settings(DatabaseSettings, "batch"), settings, once))
+        database = read_settings(DatabaseSettings, "batch")
+        metrics = read_settings(MetricsSettings, "batch")
+        uvloop.run(run_once(database, settings) if once else run(database, settings, metrics))
     except (Refusal, Unavailable) as refusal:
         print(f"batch: {refusal}", file=sys.stderr)
         return 1

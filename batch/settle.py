@@ -1,10 +1,15 @@
 """Metering and deleting are one transaction: the bill is the answer, counted once, never lost."""
 
+import logging
+import time
 from typing import Literal
 
 import aiomysql
 
-from store.database import Database, retried
+from batch.metrics import METERED_CHARACTERS, METERED_SEGMENTS, SETTLEMENT_DURATION, SETTLEMENTS
+from store.database import Database, Row
+
+log = logging.getLogger("partway.batch")
 
 Settling = Literal["settled", "put off", "gone"]
 
@@ -35,7 +40,7 @@ async def settleable(db: Database, keep_seconds: float, after: int) -> list[int]
 
 
 LOCK_REQUEST = """
-SELECT segments,
+SELECT tenant, public_id, segments,
        status = 'cancelled' AND deadline >= NOW(6) - INTERVAL %s MICROSECOND AS waits_for_leases
 FROM   requests
 WHERE  id = %s
@@ -79,7 +84,6 @@ FORGET_SEGMENTS = "DELETE FROM segments WHERE request_id = %s"
 FORGET_REQUEST = "DELETE FROM requests WHERE id = %s"
 
 
-@retried
 async def settle(db: Database, request_id: int, keep_seconds: float) -> Settling:
     """Meter a final request and delete it: record first, delete second, commit once.
 
@@ -87,19 +91,34 @@ async def settle(db: Database, request_id: int, keep_seconds: float) -> Settling
     was cancelled and a straggler's lease is live, though not beyond deadline + keep; "gone" when
     another batch holds it or was first.
     """
-    async with db.transaction() as cursor:
-        await cursor.execute(LOCK_REQUEST, (int(keep_seconds * 1_000_000), request_id))
-        request = await cursor.fetchone()
-        if request is None:
-            return "gone"
-        await cursor.execute(LOCK_SEGMENTS, (request_id,))
-        segments = await cursor.fetchall()
-        if len(segments) < request["segments"]:
-            return "put off"
-        if request["waits_for_leases"] and any(segment["is_live"] for segment in segments):
-            return "put off"
-        await record_and_forget(cursor, request_id)
-    return "settled"
+    began = time.monotonic()
+    record: Row | None = None
+
+    async def once(_: Exception | None) -> Settling:
+        nonlocal record
+        async with db.transaction() as cursor:
+            await cursor.execute(LOCK_REQUEST, (int(keep_seconds * 1_000_000), request_id))
+            request = await cursor.fetchone()
+            if request is None:
+                # The run before may have been committed and only its reply lost.
+                is_ours = record is not None and record == await read_record(cursor, record)
+                return "settled" if is_ours else "gone"
+            await cursor.execute(LOCK_SEGMENTS, (request_id,))
+            segments = await cursor.fetchall()
+            if len(segments) < request["segments"]:
+                return "put off"
+            if request["waits_for_leases"] and any(segment["is_live"] for segment in segments):
+                return "put off"
+            await record_and_forget(cursor, request_id)
+            record = await read_record(cursor, request)
+        return "settled"
+
+    said = await db.retry(once)
+    SETTLEMENTS[said].inc()
+    if said == "settled" and record is not None:
+        SETTLEMENT_DURATION.observe(time.monotonic() - began)
+        note(request_id, record)
+    return said
 
 
 async def record_and_forget(cursor: aiomysql.DictCursor, request_id: int) -> None:
@@ -107,3 +126,36 @@ async def record_and_forget(cursor: aiomysql.DictCursor, request_id: int) -> Non
     await cursor.execute(METER, (request_id,))
     await cursor.execute(FORGET_SEGMENTS, (request_id,))
     await cursor.execute(FORGET_REQUEST, (request_id,))
+
+
+RECORD = """
+SELECT tenant, public_id, status, segments, input_characters, output_characters, billed, settled_at
+FROM   meter
+WHERE  tenant = %s
+  AND  public_id = %s
+"""
+
+
+async def read_record(cursor: aiomysql.DictCursor, request: Row) -> Row | None:
+    """The record of this tenant's id; None when there is none."""
+    await cursor.execute(RECORD, (request["tenant"], request["public_id"]))
+    found: Row | None = await cursor.fetchone()
+    return found
+
+
+def note(request_id: int, record: Row) -> None:
+    """Log a settlement, and count what is billed of it; nothing comes back."""
+    if record["billed"]:
+        METERED_SEGMENTS.inc(record["segments"])
+        METERED_CHARACTERS["input"].inc(record["input_characters"])
+        METERED_CHARACTERS["output"].inc(record["output_characters"])
+    log.info(
+        "request settled",
+        extra={
+            "request_id": record["public_id"],
+            "tenant": record["tenant"],
+            "request_no": request_id,
+            "outcome": record["status"],
+            "segments": record["segments"],
+        },
+    )

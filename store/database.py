@@ -13,6 +13,7 @@ import aiomysql
 from pymysql.constants import CLIENT
 from pymysql.err import InterfaceError, MySQLError
 
+from store.metrics import DB_AWAY, DB_POOL, bound, numbers_of
 from store.settings import Address, DatabaseSettings, read_address
 
 log = logging.getLogger("partway.store")
@@ -67,6 +68,10 @@ GONE = frozenset(
 UNWRITABLE = frozenset({1290, 1792, 1836} | {3, 1021, 1026, 1030, 1114})
 
 AWAY = GONE | UNWRITABLE
+
+MET = numbers_of(CONFLICTS | AWAY)
+
+CONNECTIONS = bound(DB_POOL, "busy", "idle")
 
 CANNOT_CONNECT = 2003
 
@@ -162,6 +167,7 @@ class Database:
                 if not may_pass(error):
                     raise
                 trouble = error
+                MET[error_number(error)].inc()
                 if error_number(error) in CONFLICTS:
                     # Operators ask how often; a caller sees only that it took a little longer.
                     log.info("met %s, running again", said(error))
@@ -183,6 +189,7 @@ class Database:
         self._still_reads = error_number(error) in UNWRITABLE
         if self._away_since is None:
             self._away_since = time.monotonic()
+            DB_AWAY.set(1)
             log.warning("database away, trying on: %s", said(error))
 
     def _note_back(self) -> None:
@@ -190,6 +197,7 @@ class Database:
             log.warning("database back after %.1f s", time.monotonic() - self._away_since)
             self._away_since = None
             self._still_reads = False
+            DB_AWAY.set(0)
 
 
 def retried(
@@ -289,6 +297,8 @@ async def pooled(settings: DatabaseSettings) -> AsyncIterator[Database]:
             maxsize=settings.pool_size,
             pool_recycle=RECYCLE_SECONDS,
         )
+    CONNECTIONS["busy"].set_function(lambda: pool.size - pool.freesize)
+    CONNECTIONS["idle"].set_function(lambda: pool.freesize)
     try:
         yield Database(pool)
     finally:

@@ -6,12 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal
-
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from store.settings import read_settings
+from typing import Any
 
 # What a line may say beside its event, in this order, given as `extra`. What is not named here is
 # not written: documents belong to the callers, and a field for their text does not exist.
@@ -28,25 +23,12 @@ FIELDS = (
 )
 
 
-class LogSettings(BaseSettings):
-    """How every program writes its log."""
-
-    model_config = SettingsConfigDict(env_prefix="PARTWAY_")
-
-    log_format: Literal["auto", "json", "text"] = Field(
-        "auto",
-        description="How a line of the log looks: json, text, or auto: text on a terminal, else "
-        "json.",
-    )
-
-
-def start_log(program: str, level: int = logging.INFO) -> None:
+def start_log(program: str, log_format: str, level: int = logging.INFO) -> None:
     """Send what happens to standard error, a line each; nothing comes back.
 
-    A wrong setting ends the process as read_settings does.
+    `log_format` is that of LogSettings.
     """
-    wanted = read_settings(LogSettings, program).log_format
-    is_text = wanted == "text" or (wanted == "auto" and sys.stderr.isatty())
+    is_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler()
     handler.setFormatter(Line(program, as_text if is_text else json.dumps))
     logging.basicConfig(level=level, handlers=[handler])

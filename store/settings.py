@@ -5,7 +5,7 @@ import ssl
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import Field, ValidationError, field_validator
@@ -45,6 +45,18 @@ class DatabaseSettings(BaseSettings):
     def _can_be_read(cls, url: str) -> str:
         read_address(url)
         return url
+
+
+class LogSettings(BaseSettings):
+    """How every program writes its log."""
+
+    model_config = SettingsConfigDict(env_prefix="PARTWAY_")
+
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto",
+        description="How a line of the log looks: json, text, or auto: text on a terminal, else "
+        "json.",
+    )
 
 
 def read_address(url: str) -> Address:

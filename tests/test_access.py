@@ -102,7 +102,7 @@ async def test_whoever_is_not_known_starts_nothing_and_reads_nothing(
 
 
 async def test_health_and_the_contract_need_no_key(node: Client) -> None:
-    for path in ("/livez", "/readyz", "/openapi.json"):
+    for path in ("/livez", "/readyz", "/metrics", "/openapi.json"):
         assert (await node.get(path)).status_code == 200
 
 

@@ -4,8 +4,10 @@ import asyncio
 import time
 from collections import Counter
 
+import pytest
+
 from store.database import Database
-from tests.acts import claimed, expire, statuses, submitted
+from tests.acts import claimed, expire, statuses, submitted, wait_until
 from worker.choice import Choice
 
 
@@ -56,6 +58,25 @@ async def test_what_cannot_be_finished_in_time_is_left_to_expire(db: Database) -
 
     assert active is not None
     assert active.id == later
+
+
+async def test_a_worker_that_was_too_slow_for_every_deadline_tries_again(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins nothing, so no run of its own will ever say that it is quick again."""
+    request_id, _ = await submitted(db, 1, deadline_ms=20_000)
+    choice = Choice(3)
+    for _ in range(8):
+        choice.note_run(30.0)
+    assert await choice.next(db) is None
+
+    monkeypatch.setattr("worker.choice.RUNS_SECONDS", 0.1)
+
+    async def is_tried() -> bool:
+        active = await choice.next(db)
+        return active is not None and active.id == request_id
+
+    await wait_until(is_tried, "the worker tries again")
 
 
 async def test_work_behind_many_requests_that_all_run_is_found_within_one_list(

@@ -28,6 +28,7 @@ from batch.settings import BatchSettings
 from local.server import cache
 from store import database
 from store.database import Database
+from store.exposition import LIVE_SECONDS, MetricsSettings
 from store.settings import DatabaseSettings, read_address
 from tests.acts import ROOT, claimed, free_port, pass_time, submitted, worked
 from tests.conftest import AnyServer
@@ -247,9 +248,10 @@ def test_the_pods_run_the_three_programs_and_find_the_database_in_a_secret() -> 
 
 
 def test_what_the_base_tells_a_program_is_a_setting_of_it() -> None:
-    for program, kind in (("app", AppSettings), ("worker", WorkerSettings)):
-        unknown = set(told(program)) - {*names_of(kind), *names_of(DatabaseSettings)}
-        assert unknown == set()
+    for program, kind in (("app", AppSettings), ("worker", WorkerSettings),
+                          ("batch", BatchSettings)):  # fmt: skip
+        shared = {*names_of(DatabaseSettings), *names_of(MetricsSettings)}
+        assert set(told(program)) - {*names_of(kind), *shared} == set()
     assert APP.host == "0.0.0.0"
 
 
@@ -285,6 +287,33 @@ def test_the_door_has_the_paths_that_the_probes_ask() -> None:
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert container("app")[probe]["httpGet"]["path"] == path
         assert f'"{path}"' in door
+
+
+@pytest.mark.parametrize("program", ["worker", "batch"])
+def test_a_program_without_a_door_is_asked_on_a_port_of_its_own(program: str) -> None:
+    settings = settings_of(MetricsSettings, program)
+    (source,) = container(program)["envFrom"]
+    (port,) = container(program)["ports"]
+    probe = container(program)["livenessProbe"]
+
+    assert source == {"configMapRef": {"name": f"partway-{program}"}}
+    assert settings.host == "0.0.0.0"
+    assert port == {"name": "metrics", "containerPort": settings.port}
+    assert probe["httpGet"] == {"path": "/livez", "port": "metrics"}
+    # Whoever asks must still be there when it is said that the loop does not come round.
+    assert probe["timeoutSeconds"] > LIVE_SECONDS
+
+
+@pytest.mark.parametrize("program", ["app", "worker", "batch"])
+def test_a_prometheus_that_looks_for_pods_finds_the_metrics_of_each(program: str) -> None:
+    told_of = deployment(program)["template"]["metadata"]["annotations"]
+    (port,) = container(program)["ports"]
+
+    assert told_of == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port["containerPort"]),
+        "prometheus.io/path": "/metrics",
+    }
 
 
 # The figures: each that stands in a file, compared with those of the programs.
@@ -548,6 +577,21 @@ async def called(port: int, path: str) -> tuple[asyncio.StreamReader, asyncio.St
                 await asyncio.sleep(0.02)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n".encode())
     return reader, writer
+
+
+@needs("nginx")
+async def test_the_proxy_keeps_the_metrics_of_a_node_to_itself(tmp_path: Path) -> None:
+    heard: list[str] = []
+    port = free_port()
+    async with a_node(heard, asyncio.Event()) as node:
+        with running(proxy(tmp_path, port, node)):
+            reader, writer = await called(port, "/metrics")
+            async with asyncio.timeout(BOUND_SECONDS):
+                first = await reader.readuntil(b"\r\n")
+            writer.close()
+
+    assert first.startswith(b"HTTP/1.1 404 ")
+    assert heard == []
 
 
 @needs("nginx")

@@ -1,4 +1,4 @@
-"""The table of faults is true: each row names tests that are there, and lines that are written."""
+"""The table of faults is true: its tests are there, its lines written, its metrics exported."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,9 @@ import pytest
 
 from tests.acts import ROOT
 
-COLUMNS = ["Fault", "The caller sees", "The operator sees", "Lost", "Billed", "Shown by"]
+COLUMNS = [
+    *("Fault", "The caller sees", "The operator sees", "Metric", "Lost", "Billed", "Shown by"),
+]
 
 # What an operator runs and what only a reader of a log sees are quoted alike.
 NOT_LOGGED = re.compile(r"python -m batch \w+")
@@ -50,6 +52,16 @@ def test_a_fault_is_shown_by_tests_that_are_there(row: list[str]) -> None:
     for file, name in named:
         tests = (ROOT / "tests" / file).read_text(encoding="utf-8")
         assert f"def {name}(" in tests, f"{file}::{name}"
+
+
+def test_each_metric_that_moves_is_one_that_a_program_exports() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    exported = set(re.findall(r"^\| `(partway_\w+)`", page, re.MULTILINE))
+
+    moves = {name for row in faults() for name in re.findall(r"`([^`]+)`", row[3])}
+
+    assert len(moves) >= 10
+    assert moves - exported == set()
 
 
 def test_each_line_that_the_operator_sees_is_one_that_a_program_writes() -> None:

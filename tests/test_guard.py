@@ -21,7 +21,7 @@ CALLS = [
     *(("POST", REQUESTS), ("PUT", f"{REQUESTS}/new"), ("DELETE", f"{REQUESTS}/mine")),
     *(("GET", f"{REQUESTS}/mine"), ("GET", "/v1/limits"), ("GET", "/v1/usage")),
     *(("GET", f"{REQUESTS}/mine/events"), ("GET", "/"), ("GET", "/login")),
-    *(("GET", "/livez"), ("GET", "/readyz"), ("GET", "/openapi.json")),
+    *(("GET", "/livez"), ("GET", "/readyz"), ("GET", "/metrics"), ("GET", "/openapi.json")),
     *(("POST", "/login"), ("POST", "/logout"), ("GET", "/nowhere"), ("OPTIONS", REQUESTS)),
 ]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_compute import computing, said, work
-from worker.handler import Context, HandlerError, Reject, Retry, load
-from worker.handlers import SHIPPED
+from worker.handler import SHIPPED, Context, HandlerError, Reject, Retry, load
 from worker.handlers.sleep import Sleep
 
 ROOT = Path(__file__).parent.parent

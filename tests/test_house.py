@@ -14,8 +14,8 @@ from app.settings import AppSettings
 from batch.settings import BatchSettings
 from client.call import KEY_SETTING, URL_SETTING
 from store.database import Database
-from store.log import LogSettings
-from store.settings import DatabaseSettings
+from store.exposition import MetricsSettings
+from store.settings import DatabaseSettings, LogSettings
 from tests.acts import ROOT
 from worker.handlers.apertium import ApertiumSettings
 from worker.handlers.http import HttpSettings
@@ -27,6 +27,7 @@ FLOORS = (*PROGRAMS, "store", "client", "local", "bench", "tests")
 SETTINGS: tuple[type[BaseSettings], ...] = (
     DatabaseSettings,
     LogSettings,
+    MetricsSettings,
     AppSettings,
     WorkerSettings,
     BatchSettings,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from store.database import Database
-from store.log import FIELDS, LogSettings
+from store.log import FIELDS
+from store.settings import LogSettings
 from tests.acts import ROOT, TENANT, Program, Programs, submitted, wait_until
 from worker.handler import Context, Reject, Retry
 
@@ -60,7 +61,10 @@ def a_run(
     code: str, stderr: int = subprocess.PIPE, **settings: str
 ) -> subprocess.CompletedProcess[str]:
     """What became of a program of these lines, which begin with a started log."""
-    begin = "import logging\nfrom store.log import start_log\nstart_log('test')\n"
+    begin = (
+        "import logging\nfrom store.log import start_log\n"
+        "from store.settings import LogSettings\nstart_log('test', LogSettings().log_format)\n"
+    )
     return subprocess.run(
         [sys.executable, "-c", begin + code],
         cwd=ROOT,

@@ -6,14 +6,16 @@ import sys
 
 import uvloop
 
+from store.exposition import MetricsSettings, exposed
 from store.log import start_log
 from store.loop import repeat, stop_on_signals
-from store.settings import DatabaseSettings, read_settings
+from store.settings import DatabaseSettings, LogSettings, read_settings
 from store.start import Refusal, opened
 from worker import trial
 from worker.compute import Compute
 from worker.fleet import PRESENT_SECONDS, Fleet
 from worker.handler import HandlerError
+from worker.metrics import REGISTRY
 from worker.settings import WorkerSettings
 from worker.slots import Slots
 
@@ -23,10 +25,13 @@ log = logging.getLogger("partway.worker")
 LET_GO_PAUSE_SECONDS = 0.25
 
 
-async def work(database: DatabaseSettings, settings: WorkerSettings) -> None:
+async def work(
+    database: DatabaseSettings, settings: WorkerSettings, metrics: MetricsSettings
+) -> None:
     """Work until told to stop, then end in order; nothing comes back."""
     stop = stop_on_signals()
-    async with opened(database) as db:
+    # Before the handler is set up, which may take minutes in which a probe asks.
+    async with exposed(metrics, REGISTRY), opened(database) as db:
         compute = Compute(
             settings.handler,
             settings.concurrency,
@@ -68,11 +73,12 @@ def main() -> int:
     """The exit status of the program: 0, 1 (refused), or 2 (a setting is wrong)."""
     if sys.argv[1:2] == ["try"]:
         return trial.main(sys.argv[2:])
-    start_log("worker")
+    start_log("worker", read_settings(LogSettings, "worker").log_format)
     settings = read_settings(WorkerSettings, "worker", sys.argv[1:])
     database = read_settings(DatabaseSettings, "worker")
+    metrics = read_settings(MetricsSettings, "worker")
     try:
-        uvloop.run(work(database, settings))
+        uvloop.run(work(database, settings, metrics))
     except (Refusal, HandlerError) as refusal:
         print(f"worker: {refusal}", file=sys.stderr)
         return 1

@@ -275,8 +275,9 @@ def main(channel: socket.socket, max_output_characters: int, name: str) -> None:
 
 
 if __name__ == "__main__":
+    # As its parent has read it: to read settings once more takes longer than all else at a start.
     # Not what libraries say at INFO: httpx names whole addresses there, texts included.
-    start_log("worker", logging.WARNING)
+    start_log("worker", os.environ.get("PARTWAY_LOG_FORMAT", "auto"), logging.WARNING)
     end_with_parent(parent_id=int(sys.argv[2]))
     leave_signals_to_parent()
     # Here and not in main(), so that it stays open until the process has ended: the parent kills

@@ -18,13 +18,16 @@ LIST_SECONDS = 0.25
 DRY_SECONDS = 0.02
 
 # The runs of this process by which it knows what it cannot finish, and how few say nothing yet.
+# Old ones are forgotten: who was slow and begins nothing would never learn that it no longer is.
 RUNS_KEPT = 64
 RUNS_NEEDED = 8
+RUNS_SECONDS = 60.0
 
 # Each tenant's smallest request, then each tenant's second smallest: no tenant's flood fills the
 # list, and one tenant's requests stand in the order in which they are claimed from.
 ACTIVE = """
-SELECT id, tenant, TIMESTAMPDIFF(MICROSECOND, NOW(6), deadline) AS remaining_microseconds
+SELECT id, tenant, TIMESTAMPDIFF(MICROSECOND, NOW(6), deadline) AS remaining_microseconds,
+       TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6)) AS age_microseconds
 FROM   requests
 WHERE  status = 'active'
   AND  deadline > NOW(6)
@@ -35,11 +38,15 @@ LIMIT  %s
 
 @dataclass(frozen=True)
 class Active:
-    """A request that may have work; `ends_at` is its deadline on this process's monotonic clock."""
+    """A request that may have work; its times are those of this process's monotonic clock.
+
+    `ends_at` is its deadline, `began_at` when its caller came.
+    """
 
     id: int
     tenant: str
     ends_at: float
+    began_at: float
 
 
 class Choice:
@@ -50,7 +57,7 @@ class Choice:
         self._aside: dict[int, float] = {}
         self._active: dict[str, list[Active]] = {}
         self._read_at = float("-inf")
-        self._runs: deque[float] = deque(maxlen=RUNS_KEPT)
+        self._runs: deque[tuple[float, float]] = deque(maxlen=RUNS_KEPT)
 
     async def next(self, db: Database) -> Active | None:
         """The request to claim from; None when none may have work that can still be finished.
@@ -76,11 +83,15 @@ class Choice:
 
     def note_run(self, run_seconds: float) -> None:
         """Remember how long a segment took."""
-        self._runs.append(run_seconds)
+        self._runs.append((time.monotonic(), run_seconds))
 
     def least_seconds(self) -> float:
-        """The time below which no segment is begun; 0.0 while too few have run here to tell."""
-        return statistics.median(self._runs) if len(self._runs) >= RUNS_NEEDED else 0.0
+        """The time below which no segment is begun; 0.0 while too few have run lately to tell."""
+        while self._runs and self._runs[0][0] < time.monotonic() - RUNS_SECONDS:
+            self._runs.popleft()
+        if len(self._runs) < RUNS_NEEDED:
+            return 0.0
+        return statistics.median(run_seconds for _, run_seconds in self._runs)
 
     def _draw(self) -> Active | None:
         """A tenant by chance, of those that have something, and its first request that may."""
@@ -100,6 +111,7 @@ class Choice:
         self._active = {}
         for row in rows:
             ends_at = now + row["remaining_microseconds"] / 1_000_000
-            active = Active(row["id"], row["tenant"], ends_at)
+            began_at = now - row["age_microseconds"] / 1_000_000
+            active = Active(row["id"], row["tenant"], ends_at, began_at)
             self._active.setdefault(active.tenant, []).append(active)
         self._aside = {id_: until for id_, until in self._aside.items() if until > now}

@@ -3,11 +3,12 @@
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiomysql
 
 from store.database import Database, error_number, listed
+from worker.metrics import RENEWALS
 
 LOCK_WAIT = 1205
 
@@ -21,13 +22,17 @@ ERROR_CHARACTERS = 500
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to write one result, as long as nobody else has claimed the segment since."""
+    """The right to write one result, as long as nobody else has claimed the segment since.
+
+    `is_successor` when the lease of another had run out on it.
+    """
 
     request_id: int
     index_no: int
     token: bytes
     attempt: int
     source: str
+    is_successor: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Exchanged:
 # EXISTS on MariaDB, would lock its row, and the next claim would find nothing and a cancel wait.
 # lease_until on a pending row means "not before".
 CLAIM = """
-SELECT s.index_no, s.attempts, s.source
+SELECT s.index_no, s.status, s.attempts, s.source
 FROM   segments s
 WHERE  s.request_id = %s
   AND  (s.status = 'pending' OR s.status = 'processing')
@@ -119,7 +124,14 @@ async def claim(
         reason = f"given up after {max_attempts} attempts: the worker did not live to say why"
         await cursor.execute(listed(EXHAUST, len(spent)), (reason, request_id, *spent))
     leases = [
-        Lease(request_id, row["index_no"], token, row["attempts"] + 1, row["source"])
+        Lease(
+            request_id,
+            row["index_no"],
+            token,
+            row["attempts"] + 1,
+            row["source"],
+            is_successor=row["status"] == "processing",
+        )
         for row in fresh
     ]
     return leases, len(spent)
@@ -293,7 +305,7 @@ async def renew(db: Database, leases: Sequence[Lease], lease_seconds: float) -> 
     A lease whose row another transaction has locked is neither renewed nor called lost.
     """
 
-    async def once(trouble: Exception | None) -> list[Lease]:
+    async def once(trouble: Exception | None) -> tuple[int, list[Lease]]:
         async with db.transaction() as cursor:
             mine = list(leases)
             if error_number(trouble) == LOCK_WAIT:
@@ -301,17 +313,21 @@ async def renew(db: Database, leases: Sequence[Lease], lease_seconds: float) -> 
                 free = await found(cursor, STILL_FREE, mine)
                 mine = [lease for lease in mine if key(lease) in free]
             if not mine:
-                return []
+                return 0, []
             where, values = held_by(mine)
             renewed = await cursor.execute(
                 RENEW.replace("(held)", where), (int(lease_seconds * 1_000_000), *values)
             )
             if renewed == len(mine):
-                return []
+                return renewed, []
             still = await found(cursor, STILL_HELD, mine)
-            return [lease for lease in mine if key(lease) not in still]
+            return renewed, [lease for lease in mine if key(lease) not in still]
 
-    return await db.retry(once) if leases else []
+    if not leases:
+        return []
+    renewed, lost = await db.retry(once)
+    RENEWALS.inc(renewed)
+    return lost
 
 
 def key(lease: Lease) -> tuple[int, int, bytes]:

@@ -13,7 +13,15 @@ from store.database import Database, Unavailable
 from store.loop import rest
 from worker.choice import Active, Choice
 from worker.compute import Compute, Ending, Work
-from worker.lease import Lease, Ready, exchange, fail, give_back, renew
+from worker.lease import Exchanged, Lease, Ready, exchange, fail, give_back, renew
+from worker.metrics import (
+    CLAIM_DURATION,
+    CLAIMS,
+    EXPIRATIONS,
+    FENCE_REJECTIONS,
+    SLOTS,
+    of_handler,
+)
 from worker.settings import WorkerSettings
 
 log = logging.getLogger("partway.worker")
@@ -77,6 +85,9 @@ class Slots:
         self._failures: list[Failure] = []
         self._meant: OrderedDict[int, Meant] = OrderedDict()
         self._trouble: BaseException | None = None
+        self._counted = of_handler(settings.handler)
+        SLOTS["busy"].set_function(lambda: len(self._running))
+        SLOTS["idle"].set_function(lambda: settings.concurrency - len(self._running))
         self.empty = asyncio.Event()
         self.empty.set()
 
@@ -104,21 +115,28 @@ class Slots:
         if active is None and not ready:
             return False
         began = time.monotonic()
-        brought = await exchange(
-            self._db,
-            ready,
-            active.id if active is not None else None,
-            free,
-            self._settings.name,
-            self._settings.lease_seconds,
-            self._settings.max_attempts,
-            self._careful,
-        )
+        try:
+            brought = await exchange(
+                self._db,
+                ready,
+                active.id if active is not None else None,
+                free,
+                self._settings.name,
+                self._settings.lease_seconds,
+                self._settings.max_attempts,
+                self._careful,
+            )
+        except Unavailable:
+            if active is not None:
+                CLAIMS["error"].inc()
+            raise
         self._ready = brought.held + self._ready[len(ready) :]
         self._careful = bool(brought.held)
         for lease in brought.lost:
+            FENCE_REJECTIONS["write_back"].inc()
             log.warning("lease lost, result dropped", extra=self._named(lease))
         if active is not None:
+            self._count_claim(active, brought, began)
             for lease in brought.claimed:
                 self._start(lease, active, meant, began)
             if len(brought.claimed) + brought.exhausted < free:
@@ -132,6 +150,17 @@ class Slots:
         # What was asked in vain is set aside now, so there is another to ask, or none.
         return active is not None or len(brought.held) < len(ready)
 
+    def _count_claim(self, active: Active, brought: Exchanged, began: float) -> None:
+        now = time.monotonic()
+        CLAIM_DURATION.observe(now - began)
+        CLAIMS["claimed" if brought.claimed else "empty"].inc()
+        self._counted.attempts["given_up"].inc(brought.exhausted)
+        for lease in brought.claimed:
+            if lease.is_successor:
+                EXPIRATIONS.inc()
+            if lease.attempt == 1:
+                self._counted.queue_wait.observe(now - active.began_at)
+
     async def renew(self) -> bool:
         """Renew every lease held here, and stop what runs on a lease that is lost; False always."""
         held = [*self._running, *(item.lease for item in self._ready)]
@@ -142,6 +171,7 @@ class Slots:
                 self._lease_ends_at[lease] = began + self._settings.lease_seconds
         for lease in lost:
             if lease in self._running:
+                FENCE_REJECTIONS["renew"].inc()
                 log.warning("lease lost, handler stopped", extra=self._named(lease))
                 self._running[lease].cancel()
         return False
@@ -170,11 +200,16 @@ class Slots:
         await asyncio.gather(*running.values(), return_exceptions=True)
         for lease in running:
             try:
-                await give_back(self._db, lease)
+                is_given_back = await give_back(self._db, lease)
             except Unavailable:
                 # Its lease runs out; a program that is to end does not wait for a database.
                 log.warning("segment not given back", extra=self._named(lease))
                 break
+            if not is_given_back:
+                FENCE_REJECTIONS["give_back"].inc()
+                log.warning("lease lost, not given back", extra=self._named(lease))
+                continue
+            self._counted.attempts["given_back"].inc()
             log.info("segment given back", extra=self._named(lease))
         await rest(LAST_WRITES_SECONDS, self.empty)
 
@@ -216,7 +251,11 @@ class Slots:
     def _ended(self, lease: Lease, task: asyncio.Task[Ending]) -> None:
         del self._running[lease]
         del self._lease_ends_at[lease]
-        if not task.cancelled():
+        if task.cancelled():
+            # Told to let go of a lease that is lost; at the end of the process, to give it back.
+            if not self._draining:
+                self._counted.attempts["stopped"].inc()
+        else:
             # No handler can cause an exception here: it is a fault of ours, for the next step.
             self._trouble = self._trouble or task.exception()
             if task.exception() is None:
@@ -225,9 +264,11 @@ class Slots:
 
     def _take(self, lease: Lease, ending: Ending) -> None:
         """Put the ending of an attempt where the next step finds it."""
+        self._counted.attempts[ending.kind].inc()
         if ending.kind == "stopped":
             return  # its deadline has passed: whatever were written would be void
         self._choice.note_run(ending.run_seconds)
+        self._counted.run.observe(ending.run_seconds)
         # Not its error: that may repeat the text, and the row keeps it for the caller.
         how = {"outcome": ending.kind, "duration_ms": round(ending.run_seconds * 1000)}
         level = logging.INFO if ending.kind == "done" else logging.WARNING
@@ -249,6 +290,7 @@ class Slots:
             self._db, failure.lease, failure.error, failure.after_seconds, failure.max_attempts
         )
         if not recorded:
+            FENCE_REJECTIONS["fail"].inc()
             log.warning("lease lost, failure dropped", extra=self._named(failure.lease))
         elif failure.lease.attempt < failure.max_attempts:
             self._choice.set_aside(failure.lease.request_id, failure.after_seconds)

@@ -5,12 +5,6 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
-SHIPPED = {
-    "apertium": "worker.handlers.apertium:Apertium",
-    "http": "worker.handlers.http:Http",
-    "sleep": "worker.handlers.sleep:Sleep",
-}
-
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
