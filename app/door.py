@@ -60,6 +60,7 @@ from app.guard import check_origin, own_names
 from app.ledger import Settled
 from app.limits import LimitsAnswer, charge, read_limits, read_rate_headers, refund
 from app.metrics import PROBLEMS, REGISTRY, OpenCall
+from app.ops import ops_pages
 from app.page import pages
 from app.prefer import NO_PREFERENCES, Preferences, read_prefer, read_quality
 from app.problems import PLAIN, PROBLEM, Problem, plain
@@ -650,6 +651,7 @@ def build(door: Door) -> FastAPI:
         return await door.logout(call)
 
     api.router.routes.extend(pages(door, read_body).routes)
+    api.router.routes.extend(ops_pages(door, read_body).routes)
 
     @api.get("/livez", responses=refuses(), openapi_extra=WITHOUT_A_KEY)
     async def livez() -> dict[str, str]:

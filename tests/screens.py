@@ -1,7 +1,8 @@
 """What the pages look like is judged by looking: `make screens` shows each of them in each state.
 
-    python -m tests.screens
+    python -m tests.screens [BEGINNING ...]
 
+Without a beginning all pictures are made, else those whose names begin so.
 A node and a database server of its own; the states are made in the rows, as a worker makes them,
 and the results are Apertium's.
 """
@@ -10,8 +11,9 @@ import asyncio
 import contextlib
 import json
 import random
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from store.close import close
 from store.database import Database
 from store.settings import DatabaseSettings
 from store.start import opened
-from tests.acts import ROOT, Programs, claimed, exchanged, pass_time, submitted
+from tests.acts import ROOT, Programs, claimed, exchanged, expire, pass_time, submitted
 from tests.browser import chromium, visit
 from worker.handlers.apertium import START_SECONDS, Apertium
 from worker.lease import Lease, Ready, fail
@@ -36,6 +38,8 @@ OFFERED = '{"target": {"spa": "Spanish", "cat": "Catalan"}}'
 
 WIDE: dict[str, Any] = {"viewport": {"width": 1200, "height": 860}}
 NARROW: dict[str, Any] = {"viewport": {"width": 320, "height": 720}, "device_scale_factor": 2}
+TALL: dict[str, Any] = {"viewport": {"width": 1200, "height": 2030}}
+LONG = {"width": 320, "height": 1600}
 DARK: dict[str, Any] = {"color_scheme": "dark"}
 
 
@@ -62,7 +66,9 @@ class Scene:
 
     async def worked(self, number: int, claims: int, done: int, failed: int = 0) -> None:
         """Claim so many segments; of these some become done and some fail, here and there."""
-        leases: list[Lease] = await claimed(self.db, number, claims, lease_seconds=60)
+        leases: list[Lease] = await claimed(
+            self.db, number, claims, lease_seconds=60, owner_id="mt-2"
+        )
         random.Random(number).shuffle(leases)
         for lease in leases[done : done + failed]:
             await fail(self.db, lease, "no_answer: the translation server sent nothing", 0, 0)
@@ -70,6 +76,48 @@ class Scene:
             Ready(lease, self.translate(lease.source, START_SECONDS)) for lease in leases[:done]
         ]
         assert not (await exchanged(self.db, ready)).lost
+
+    async def busy(self) -> None:
+        """Make what operators see on a day with some trouble: three tenants, one worker dead."""
+        for name, slots, seen_seconds in (("mt-1", 16, 3), ("mt-2", 24, 9), ("mt-3", 4, 71)):
+            await self.db.write(
+                "INSERT INTO workers VALUES (%s, %s, NOW(6) - INTERVAL %s SECOND)",
+                (name, slots, seen_seconds),
+            )
+        for public_id, tenant, segments, deadline_ms, seconds, held in (
+            ("annual-report-2026", "acme", 100, 50_000, 31, ("mt-1", 74, 60)),
+            ("6f1f2c1e-9d0c-4a52-8a4c-0d4c4a0e7b11", "beta", 24, 30_000, 16, ("mt-2", 17, 11)),
+            ("manual-de-usuario", "gamma.example", 640, 55_000, 22, ("mt-1", 212, 208)),
+            ("faq", "acme", 12, 55_000, 5, ("mt-3", 5, 2)),
+            ("release-notes", "beta", 40, 55_000, 1, ("mt-2", 0, 0)),
+        ):
+            number, _ = await submitted(
+                self.db,
+                [self.pieces.sources[i % 90] for i in range(segments)],
+                tenant=tenant,
+                public_id=public_id,
+                deadline_ms=deadline_ms,
+            )
+            owner, claims, done = held
+            leases = await claimed(self.db, number, claims, lease_seconds=9, owner_id=owner)
+            random.Random(number).shuffle(leases)
+            ready = [
+                Ready(lease, self.translate(lease.source, START_SECONDS)) for lease in leases[:done]
+            ]
+            await exchanged(self.db, ready)
+            if owner == "mt-3":
+                await expire(self.db, number)
+            elif len(leases) > done:
+                await fail(self.db, leases[-1], "no_answer: the server sent nothing", 0, 0)
+                await fail(self.db, leases[-2], "ConnectError: refused", 4, 3)
+            await pass_time(self.db, number, seconds)
+        for tenant, requests in (("acme", 14), ("beta", 3), ("gamma.example", 1)):
+            for n in range(requests):
+                await self.db.write(
+                    "INSERT INTO meter VALUES"
+                    " (%s, %s, %s, 98, 5355, 5650, %s, NOW(6) - INTERVAL %s SECOND)",
+                    (tenant, f"earlier-{n}", "abandoned" if n == 7 else "completed", n != 7, n + 2),
+                )
 
     async def finished(self, public_id: str) -> int:
         """The number of a new request, which is complete."""
@@ -127,9 +175,15 @@ async def shot(
         await page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
 
 
-async def main() -> None:
-    """Make all pictures anew; nothing comes back."""
+async def main(beginnings: Sequence[str]) -> None:
+    """Make these pictures anew, all without a beginning; nothing comes back."""
     FOLDER.mkdir(parents=True, exist_ok=True)
+    wanted = tuple(beginnings) or ("",)
+
+    async def take(url: str, name: str, path: str, options: dict[str, Any], act: str = "") -> None:
+        if name.startswith(wanted):
+            await shot(browser, url, name, path, options, act)
+
     with tempfile.TemporaryDirectory() as folder:
         async with node(Path(folder)) as (scene, programs), chromium() as browser:
             await scene.shown()
@@ -139,16 +193,23 @@ async def main() -> None:
             requests = ("running", "partial", "complete", "cancelled", "failed")
             for name in ("start", *requests):
                 path = "/" if name == "start" else f"/requests/{name}"
-                await shot(browser, url, name, path, WIDE)
-                await shot(browser, url, f"{name}-dark", path, WIDE | DARK)
-                await shot(browser, url, f"{name}-320", path, NARROW)
-            await shot(browser, url, "error", "/", WIDE, act="Send")
+                await take(url, name, path, WIDE)
+                await take(url, f"{name}-dark", path, WIDE | DARK)
+                await take(url, f"{name}-320", path, NARROW)
+            await take(url, "error", "/", WIDE, act="Send")
             await settle(scene.db, await scene.finished("settled"), 0)
-            await shot(browser, url, "settled", "/requests/settled", WIDE)
-            await shot(browser, url, "unknown", "/requests/nobody-sent-this", WIDE)
-            await shot(browser, locked, "login", "/", WIDE)
-            await shot(browser, locked, "login-wrong", "/login?wrong=1", WIDE | DARK)
+            await take(url, "settled", "/requests/settled", WIDE)
+            await take(url, "unknown", "/requests/nobody-sent-this", WIDE)
+            await take(locked, "login", "/", WIDE)
+            await take(locked, "login-wrong", "/login?wrong=1", WIDE | DARK)
+            await scene.busy()
+            report = "/ops/requests/acme/annual-report-2026"
+            await take(url, "ops", "/ops", TALL)
+            await take(url, "ops-dark", "/ops", TALL | DARK)
+            await take(url, "ops-320", "/ops", NARROW | {"viewport": LONG})
+            await take(url, "ops-request", report, WIDE)
+            await take(url, "ops-cancel", f"{report}/cancel", WIDE)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1:]))

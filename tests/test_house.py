@@ -84,7 +84,7 @@ def test_only_the_door_knows_the_web() -> None:
 
     knows = {named(path) for path in modules(*PROGRAMS, "store") if imported(path) & web}
 
-    assert knows == {"app/access.py", "app/door.py", "app/page.py", "app/__main__.py"}
+    assert knows == {"app/access.py", "app/door.py", "app/ops.py", "app/page.py", "app/__main__.py"}
 
 
 @pytest.mark.parametrize("path", list(modules(*FLOORS)), ids=named)
