@@ -164,29 +164,31 @@ has_tool() {
     has "$1" || [ -x "$cache/tools/usr/sbin/$1" ] || [ -x "$cache/tools/usr/bin/$1" ]
 }
 
-# It checks deploy/nginx.conf. Installed, it would start a server of its own, so it is only unpacked;
-# that takes no root either.
+# nginx checks deploy/nginx.conf, promtool the alerts. Installed, both packages would start a server of
+# their own, so they are only unpacked; that takes no root either.
 unpack_tools() {
     making=$cache/tools-making
     rm -rf "$making"
     mkdir -p "$making/tree"
-    (cd "$making" && apt-get -q download nginx) || return 1
+    (cd "$making" && apt-get -q download nginx prometheus) || return 1
     for package in "$making"/*.deb; do
         dpkg-deb --extract "$package" "$making/tree" || return 1
     done
+    # promtool is in one package with the server, which nobody asks for: 50 MB.
+    rm -f "$making/tree/usr/bin/prometheus"
     rm -rf "$cache/tools"
     mv "$making/tree" "$cache/tools" && rm -rf "$making"
 }
 
 install_tools() {
-    has_tool nginx && return
+    has_tool nginx && has_tool promtool && return
     has apt-get && has dpkg-deb || return 0
-    what="Fetching nginx (once)"
+    what="Fetching nginx and promtool (20 MB, once)"
     quietly "$what" unpack_tools && return
     # The list of packages may be old.
     find_root && quietly "Renewing the list of Debian packages" $root apt-get update &&
         quietly "$what" unpack_tools && return
-    echo "setup: the tests will run without nginx: it could not be fetched" >&2
+    echo "setup: the tests have no nginx and no promtool: they could not be fetched" >&2
 }
 
 # A kind of server that is missing does not stop the tests; .run/no-KIND tells them why.
