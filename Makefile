@@ -13,7 +13,7 @@ run: ## Set up what is missing, start everything, show a document answered; Ctrl
 
 test: ## Set up what is missing, run every test on a private MariaDB and a private MySQL
 	@local/setup.sh test
-	@exec .venv/bin/python -m pytest $(ARGS)
+	@exec .venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 model: ## Check the protocol in every order of steps with spin; ARGS=WITHOUT_TOKEN breaks a law
 	@local/setup.sh test

@@ -1,4 +1,4 @@
-"""Tests meet real servers: each server once for the whole run, each test a fresh database on it."""
+"""Tests meet real servers: one of each kind for a whole run, each test a fresh database on it."""
 
 import itertools
 import os
@@ -94,24 +94,36 @@ ran_on: dict[str, str] = {}
 
 
 @pytest.fixture(scope="session")
+def running() -> Iterator[dict[str, Server]]:
+    """The private servers that run, by kind: a test may be of another kind than the one before."""
+    servers: dict[str, Server] = {}
+    yield servers
+    for server in servers.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
 def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[AnyServer]:
+    request: pytest.FixtureRequest,
+    running: dict[str, Server],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AnyServer:
     """A running server of each kind in turn."""
-    if request.param == "given":
+    kind: str = request.param
+    if kind == "given":
         assert GIVEN is not None
         given = GivenServer(GIVEN)
-        ran_on["given"] = str(given.execute("SELECT VERSION()")[0][0])
-        yield given
-        return
-    program = find(request.param.removesuffix("-snapshot"))
-    assert program is not None
-    options = (SNAPSHOT_ISOLATION,) if request.param.endswith("-snapshot") else ()
-    private = Server(program, tmp_path_factory.mktemp("db"), options)
-    private.start()
-    ran_on[request.param] = str(private.execute("SELECT VERSION()")[0][0])
-    yield private
-    private.stop()
+        ran_on[kind] = str(given.execute("SELECT VERSION()")[0][0])
+        return given
+    if kind not in running:
+        program = find(kind.removesuffix("-snapshot"))
+        assert program is not None
+        options = (SNAPSHOT_ISOLATION,) if kind.endswith("-snapshot") else ()
+        private = Server(program, tmp_path_factory.mktemp("db"), options)
+        private.start()
+        running[kind] = private
+        ran_on[kind] = str(private.execute("SELECT VERSION()")[0][0])
+    return running[kind]
 
 
 @pytest.fixture
@@ -136,6 +148,18 @@ async def programs(url: str, tmp_path: Path) -> AsyncIterator[Programs]:
     started = Programs(url, tmp_path)
     yield started
     await started.end()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes of a run tells the one that prints which servers it ran on."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["ran_on"] = ran_on
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What such a process told, which is nothing when it has crashed."""
+    ran_on.update(getattr(node, "workeroutput", {}).get("ran_on", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
