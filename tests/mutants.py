@@ -62,6 +62,7 @@ ANY_STATUS = ("  AND  status = 'processing'\n", "  AND  status <> ''\n")
 
 LEASE = "worker/lease.py"
 SETTLE = "batch/settle.py"
+ACCESS = "app/access.py"
 
 MUTANTS = (
     # Law 1: one live lease.
@@ -360,8 +361,8 @@ MUTANTS = (
     Mutant(
         "W4: what runs at the end is given back",
         "worker/slots.py",
-        "            await give_back(self._db, lease)\n",
-        "",
+        "is_given_back = await give_back(self._db, lease)\n",
+        "is_given_back = True\n",
         "test_worker.py::test_what_runs_beyond_the_grace_is_given_back_and_its_attempt_not_counted",
     ),
     Mutant(
@@ -389,8 +390,8 @@ MUTANTS = (
     Mutant(
         "the policy: tenants in turn",
         "worker/choice.py",
-        "smallest.setdefault(active.tenant, active)",
-        'smallest.setdefault("", active)',
+        "self._active.setdefault(active.tenant, [])",
+        'self._active.setdefault("", [])',
         "test_choice.py::test_a_tenant_with_many_requests_leaves_its_share_to_another",
     ),
     Mutant(
@@ -413,6 +414,86 @@ MUTANTS = (
         "if source.strip(BLANK)",
         "if True",
         "test_answer.py::test_blank_segments_are_done_at_once_and_never_claimed",
+    ),
+    # A tenant's own.
+    Mutant(
+        "a request is found by its tenant's name for it only",
+        "app/answer.py",
+        "WHERE  tenant = %s\n  AND  public_id = %s\n",
+        "WHERE  (tenant = %s OR TRUE)\n  AND  public_id = %s\n",
+        "test_access.py::"
+        "test_anothers_request_is_answered_like_an_id_that_never_was_at_the_same_cost",
+    ),
+    Mutant(
+        "a key that is revoked ends at once",
+        ACCESS,
+        'WHERE  hash = %s\n  AND  revoked_at IS NULL\n"""\n\nFIND_SESSION',
+        'WHERE  hash = %s\n"""\n\nFIND_SESSION',
+        "test_access.py::test_a_key_that_is_revoked_ends_at_once_on_every_node",
+    ),
+    Mutant(
+        "a session ends with its key",
+        ACCESS,
+        "  AND  k.revoked_at IS NULL\n",
+        "",
+        "test_access.py::test_a_session_ends",
+    ),
+    Mutant(
+        "a scope is asked for",
+        ACCESS,
+        "if found.scopes.isdisjoint(scopes):",
+        "if False:",
+        "test_access.py::test_a_key_of_operators_does_not_send_documents",
+    ),
+    Mutant(
+        "a page of another origin starts nothing",
+        "app/guard.py",
+        'if origin is not None and origin not in (f"{scheme}://{host}", f"https://{host}"):',
+        "if False:",
+        "test_guard.py::test_a_page_of_another_origin_starts_nothing_and_reads_nothing",
+    ),
+    Mutant(
+        "a foreign name for this machine reads nothing",
+        "app/guard.py",
+        "if name is None or name[1].lower() not in names:",
+        "if name is None:",
+        "test_guard.py::test_a_foreign_name_for_this_machine_reads_nothing_and_starts_nothing",
+    ),
+    Mutant(
+        "all nodes together allow no more than one would",
+        "app/limits.py",
+        "  AND  full_at <= NOW(6) + INTERVAL %s MICROSECOND\n",
+        "",
+        "test_limits.py::test_of_many_at_once_exactly_as_many_come_in_as_fit",
+    ),
+    # The looks.
+    Mutant(
+        "law 10: a node that slept past its deadline looks before it closes",
+        "app/fanin.py",
+        "if progress is not NOT_LOOKED or await is_active(db, request.id):",
+        "if True:",
+        "test_orders.py::test_two_sessions_keep_the_laws_in_every_order[mysql-settle x close]",
+    ),
+    Mutant(
+        "two hundred calls share a look",
+        "app/watch.py",
+        "        if waiting is None:\n",
+        "        if True:\n",
+        "test_watch.py::test_two_hundred_calls_that_wait_for_one_request_look_at_it_once_each_time",
+    ),
+    Mutant(
+        "an idle fleet shares its looks",
+        "worker/fleet.py",
+        "max(self._workers / LOOKS_PER_SECOND, LEAST_REST_SECONDS)",
+        "LEAST_REST_SECONDS",
+        "test_fleet.py::test_the_looks_of_a_fleet_are_shared_by_those_who_are_there",
+    ),
+    Mutant(
+        "law 4: a worker that cannot give back ends all the same",
+        "worker/slots.py",
+        '                break\n            log.info("segment given back"',
+        '                raise\n            log.info("segment given back"',
+        "test_crash.py::test_a_worker_that_is_told_to_stop_while_its_database_is_away_ends_in_order",
     ),
 )
 
