@@ -12,11 +12,11 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
-from app import ops
+from app import overview
 from app.access import COOKIE, begin_session
 from app.door import Door, build
-from app.ops import (
-    FOLLOW_SECONDS,
+from app.ops import FOLLOW_SECONDS
+from app.overview import (
     IN_WORDS,
     TENANTS_READ,
     Progress,
@@ -285,7 +285,7 @@ async def test_leases_are_counted_by_owner_beside_what_is_known_of_it(
     assert re.fullmatch(r"[5-9]\.\d s ago", gone[2])
     assert unknown[0] == "nobody-knows not among the workers"
     assert figures(response)["Workers"] == "2 12 slots"
-    assert ops.MISSED_SECONDS == MISSED_SECONDS
+    assert overview.MISSED_SECONDS == MISSED_SECONDS
 
 
 async def test_failures_are_counted_by_reason_without_a_word_of_a_document(
@@ -400,8 +400,8 @@ async def test_a_busy_tenant_is_at_least_so_much_and_many_tenants_are_pages(
     for tenant in ("a", "b", "c", "d", "e"):
         for n in range(3):
             await metered(db, tenant, str(n), True, "NOW(6)")
-    monkeypatch.setattr(ops, "DAY_READ", 2)
-    monkeypatch.setattr(ops, "TENANTS_READ", 2)
+    monkeypatch.setattr(overview, "DAY_READ", 2)
+    monkeypatch.setattr(overview, "TENANTS_READ", 2)
 
     first = await node.get("/ops")
     assert [row[:2] for row in table(first, "Settled today")] == [
@@ -413,7 +413,7 @@ async def test_a_busy_tenant_is_at_least_so_much_and_many_tenants_are_pages(
     assert [row[0] for row in table(last, "Settled today")] == ["e at least; all of it"]
     assert "Tenants after" not in last.text
     # What one page reads of all tenants together ends it too.
-    monkeypatch.setattr(ops, "DAYS_READ", 3)
+    monkeypatch.setattr(overview, "DAYS_READ", 3)
     ended = await node.get("/ops")
     assert [row[1] for row in table(ended, "Settled today")] == ["2", "1"]
     assert 'href="/ops?after=b#today-title"' in ended.text
@@ -438,7 +438,7 @@ async def test_what_is_closed_and_not_settled_is_counted_with_the_age_of_its_old
 async def test_of_what_ended_the_latest_failures_are_read_and_the_longest_wait(
     db: Database, node: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "ENDED_READ", 1)
+    monkeypatch.setattr(overview, "ENDED_READ", 1)
     for seconds in (100, 400, 50, 200):
         number, _ = await submitted(db, 1)
         (lease,) = await claimed(db, number)
@@ -539,7 +539,7 @@ async def test_texts_and_errors_are_shown_only_to_who_asks_for_them(
 def test_a_statement_names_no_text_but_the_one_that_is_asked_for_texts() -> None:
     statements = {
         name: value
-        for name, value in vars(ops).items()
+        for name, value in vars(overview).items()
         if name.isupper() and isinstance(value, str) and value.lstrip().startswith("SELECT")
     }
     assert len(statements) > 10
