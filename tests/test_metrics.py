@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import batch.metrics
 import worker.metrics
-from app.metrics import OUTCOMES
+from app.metrics import OUTCOMES, OpenCall
+from app.metrics import REGISTRY as NODE
 from app.problems import KINDS, PLAIN
 from batch import gauges
 from batch.__main__ import Batch
@@ -181,6 +182,7 @@ async def test_the_programs_export_what_the_page_says_and_begin_at_zero(
         errors = {str(number) for number in CONFLICTS | AWAY} | {"none"}
         assert page.values("db_errors_total").keys() == errors
         assert page.values("db_pool_connections").keys() == {"busy", "idle"}
+        assert sum(page.values("db_pool_connections").values()) >= 1
     assert said["app"].values("requests_total") == dict.fromkeys(OUTCOMES, 0)
     assert said["app"].values("problems_total") == dict.fromkeys([*KINDS, PLAIN], 0)
     assert said["worker"].values("claims_total") == {"claimed": 0, "empty": 0, "error": 0}
@@ -306,6 +308,21 @@ async def test_a_call_is_counted_by_how_it_ended(db: Database, programs: Program
     assert said.value("request_duration_seconds_count") == 5
     problems = {kind: value for kind, value in said.values("problems_total").items() if value}
     assert problems == {"unsupported-media-type": 1, PLAIN: 1}
+
+
+def test_a_call_that_breaks_after_its_answer_began_is_counted_once() -> None:
+    def calls() -> list[float | None]:
+        name = "partway_requests_total"
+        return [NODE.get_sample_value(name, {"outcome": outcome}) for outcome in OUTCOMES]
+
+    before = dict(zip(OUTCOMES, calls(), strict=True))
+    call = OpenCall()
+
+    call.end("completed")
+    call.end("rejected")
+
+    after = dict(zip(OUTCOMES, calls(), strict=True))
+    assert after == before | {"completed": (before["completed"] or 0) + 1}
 
 
 async def test_a_node_shows_for_how_many_requests_it_waits(
