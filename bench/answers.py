@@ -26,8 +26,8 @@ from bench.peers.scratch import scratch
 AT_ONCE = (1, 2, 8, 32)
 COMPARED_AT = (8, 32)
 
-# As its user would run it: a handler that awaits costs nothing by having many slots, and an exchange
-# carries what there are slots for. The peers' processes run at what they set by themselves.
+# As its user would run it: a handler that awaits costs nothing by having many slots, and an
+# exchange carries what there are slots for. The peers' processes run as they come.
 WORKERS = 2
 SLOTS = 50
 HANDLER = "bench.handlers:trivial"

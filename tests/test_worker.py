@@ -155,8 +155,9 @@ async def test_a_handler_that_burns_the_processor_keeps_its_lease(
 async def test_a_handler_is_ended_at_the_deadline_and_its_slot_claims_again(
     db: Database, programs: Programs
 ) -> None:
-    late, late_id = await submitted(db, ["for ever"], deadline_ms=1500)
+    # The worker first: it may take longer to start than the request has.
     await programs.worker(LATER, concurrency=1)
+    late, late_id = await submitted(db, ["for ever"], deadline_ms=1500)
     await until_running(db, late, 1)
     next_one, _ = await submitted(db, ["short", "short", "short"])
 
