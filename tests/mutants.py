@@ -491,8 +491,8 @@ MUTANTS = (
     Mutant(
         "law 4: a worker that cannot give back ends all the same",
         "worker/slots.py",
-        '                break\n            log.info("segment given back"',
-        '                raise\n            log.info("segment given back"',
+        "                break\n            if not is_given_back:",
+        "                raise\n            if not is_given_back:",
         "test_crash.py::test_a_worker_that_is_told_to_stop_while_its_database_is_away_ends_in_order",
     ),
 )
