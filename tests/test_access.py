@@ -32,6 +32,9 @@ from tests.acts import (
 from tests.test_door import JSON, REQUESTS, assert_problem, nothing_is_stored
 from tests.test_start import endings
 
+# A key is found by one read, whichever server holds the rows.
+pytestmark = pytest.mark.one_server
+
 BODY: dict[str, Any] = {"document": "One. Two.", "deadline_ms": 50_000}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 

@@ -48,6 +48,9 @@ from tests.test_disconnect import final, other_callers_come_and_go
 from tests.test_door import REQUESTS, assert_problem
 from worker.lease import Ready
 
+# The statements are those of the looks, which are tried on each server elsewhere.
+pytestmark = pytest.mark.one_server
+
 EVENTS = {"Accept": "text/event-stream"}
 MINE = f"{REQUESTS}/mine"
 FAR_MS = 50_000

@@ -15,6 +15,9 @@ from tests.test_access import cookie_of, logged_in
 from tests.test_door import REQUESTS, assert_problem, nothing_is_stored
 from tests.test_start import endings
 
+# A call is refused before any row is asked for.
+pytestmark = pytest.mark.one_server
+
 BODY: dict[str, Any] = {"document": " ", "deadline_ms": 1}
 
 CALLS = [

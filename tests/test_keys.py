@@ -9,6 +9,9 @@ from app.access import Caller, digest, find_caller
 from store.database import Database
 from tests.test_start import endings
 
+# The command's words are its own, whichever server holds the rows.
+pytestmark = pytest.mark.one_server
+
 KEY = re.compile(r"pw_[A-Za-z0-9_-]{43}\n")
 
 

@@ -17,6 +17,9 @@ from store.settings import LogSettings
 from tests.acts import ROOT, TENANT, Program, Programs, submitted, wait_until
 from worker.handler import Context, Reject, Retry
 
+# A line is the program's own, whichever server holds the rows.
+pytestmark = pytest.mark.one_server
+
 SECRET = "Xanthippe"
 
 # RFC 3339, UTC, to the microsecond: as the answers write times.

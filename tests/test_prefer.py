@@ -28,6 +28,9 @@ from tests.acts import (
 from tests.test_disconnect import final, other_callers_come_and_go
 from tests.test_door import REQUESTS
 
+# How long a call waits is the door's own, whichever server holds the rows.
+pytestmark = pytest.mark.one_server
+
 MINE = f"{REQUESTS}/mine"
 FAR_MS = 50_000
 BODY: dict[str, Any] = {"document": "One. Two. Three.", "deadline_ms": FAR_MS}

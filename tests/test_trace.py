@@ -10,6 +10,9 @@ from tests.acts import Programs, arrived, request_row, submitted, worked
 from tests.test_door import REQUESTS
 from worker.handler import Context
 
+# A trace goes through the programs alike, whichever server holds the rows.
+pytestmark = pytest.mark.one_server
+
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 GIVEN = f"00-{TRACE}-{PARENT}-01"
