@@ -100,6 +100,7 @@ async def test_a_cancel_while_the_call_is_open_is_answered_and_its_stragglers_ar
 ) -> None:
     node, other = await programs.app(), await programs.app()
     await programs.worker("sleep", concurrency=2)
+    batch = await programs.batch()
     sent = {"segments": [f"sentence {i}" for i in range(10)], "params": {"seconds": 2}}
     call = asyncio.create_task(node.put("/v1/requests/mine", json=sent))
 
@@ -109,7 +110,6 @@ async def test_a_cancel_while_the_call_is_open_is_answered_and_its_stragglers_ar
         return request.id if request and "done" in said and said.count("processing") == 2 else 0
 
     request_id = await wait_until(some_run, "two done and two running")
-    batch = await programs.batch()
     cancelled = (await other.delete("/v1/requests/mine")).json()
     answer = (await call).json()
 
