@@ -361,8 +361,15 @@ def told(
 ) -> Response:
     """A page that only says something."""
     again = call.url.path if status >= 500 and call.method == "GET" else None
-    metered = settled.metered if settled else None
-    return shown(call, "told.html", status, title=title, said=said, metered=metered, again=again)
+    return shown(
+        *(call, "told.html", status),
+        title=title,
+        said=said,
+        metered=settled.metered if settled else None,
+        again=again,
+        # A key for the one thing is not for the other, and its holder may not know the way.
+        is_scope=status == 403,
+    )
 
 
 def shown(call: Call, template: str, status: int = 200, **values: Any) -> Response:

@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
@@ -29,6 +30,9 @@ from store.start import Refusal, opened
 
 log = logging.getLogger("partway.batch")
 
+# No statement takes so long while the database is there, so beyond this it was away.
+SILENT_SECONDS = 2.0
+
 WORDS = ("usage", "audit", "status")
 
 ABOUT = """Closes what is overdue and settles what is ready, until it is told to stop.
@@ -46,11 +50,15 @@ class Batch:
         self._after = 0
         self._put_off = 0
         self._refused: set[int] = set()
+        self._looked_at = time.monotonic()
+        self._gives_up_at = float("-inf")
 
     async def step(self) -> bool:
         """Close what is overdue, settle a page of what is ready; False when nothing more waits."""
         closed = settled = 0
-        for request_id in await overdue(self._db, self._settings.grace_seconds):
+        late = await overdue(self._db, self._settings.grace_seconds)
+        self._note_look()
+        for request_id in late if time.monotonic() >= self._gives_up_at else []:
             if await self._tried(request_id, abandon(self._db, request_id)):
                 closed += 1
                 ABANDONED.inc()
@@ -64,6 +72,7 @@ class Batch:
             if self._stop.is_set():
                 break
             settled += await self._tried(request_id, self._settled(request_id))
+            self._note_look()
         if closed or settled:
             log.info("%d closed as abandoned, %d settled", closed, settled)
         if not more:
@@ -71,6 +80,16 @@ class Batch:
             self._put_off = 0
         LAST_SUCCESS.set_to_current_time()
         return bool(closed or settled or more)
+
+    def _note_look(self) -> None:
+        """After a silence of the database, give nothing up for another grace.
+
+        Callers at whose deadline it was away were told to come back, and can do so only now.
+        """
+        now = time.monotonic()
+        if now - self._looked_at > self._settings.idle_seconds + SILENT_SECONDS:
+            self._gives_up_at = now + self._settings.grace_seconds
+        self._looked_at = now
 
     async def _settled(self, request_id: int) -> bool:
         try:

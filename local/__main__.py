@@ -32,6 +32,9 @@ DEADLINE_SECONDS = 30
 # Short, since a person waits for the bill; a deployment keeps its answers for longer.
 KEEP_SECONDS = 5
 
+# What is open at Ctrl-C has so long, and is answered with what is done by then.
+LAST_SECONDS = 5
+
 # Longer than a program takes that still has a call or a segment open when it is told to end.
 END_SECONDS = 40.0
 READY_SECONDS = 60.0
@@ -62,10 +65,13 @@ class Failure(Exception):
 class Programs:
     """The programs that run, so that each can be watched and all be ended in order."""
 
-    def __init__(self, logs: Path, lock: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, logs: Path, lock: int, environment: Mapping[str, str], server: Server | None
+    ) -> None:
         self.logs = logs
         self.lock = lock
         self.environment = environment
+        self.server = server
         self.running: dict[str, Popen[bytes]] = {}
         self.words: dict[str, tuple[str, ...]] = {}
 
@@ -80,10 +86,14 @@ class Programs:
         )
 
     def check(self) -> None:
-        """Nothing while all run; Failure names the first that has ended.
+        """Nothing while all run; Failure names the first that has ended, the server included.
 
         What was killed is started again, as in a deployment: whoever tries that wants to see it.
         """
+        if self.server is not None and self.server.process is not None:
+            status = self.server.process.poll()
+            if status is not None:
+                raise Failure(f"the database server has ended with status {status}")
         for name, process in list(self.running.items()):
             status = process.poll()
             if status is not None and status < 0:
@@ -97,8 +107,8 @@ class Programs:
                 )
 
     def end(self) -> None:
-        """End all, bounded: first who computes, then who asks, last who settles."""
-        for kind in ("worker", "app", "batch"):
+        """End all, bounded: who asks while somebody still computes, then who computes, then all."""
+        for kind in ("app", "worker", "batch"):
             group = [process for name, process in self.running.items() if name.startswith(kind)]
             for process in group:
                 process.terminate()
@@ -149,7 +159,7 @@ def run(folder: Path, port: int, handler: str) -> None:
     """Start everything, show what it does, and stay until we are to end."""
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with held(folder, logs) as lock, database(folder) as database_url:
+    with held(folder, logs) as lock, database(folder) as (database_url, server):
         check_port_is_free(port)
         here = {
             "PARTWAY_BATCH_KEEP_SECONDS": str(KEEP_SECONDS),
@@ -159,10 +169,12 @@ def run(folder: Path, port: int, handler: str) -> None:
             **({"PARTWAY_APP_PAGE_PARAMS": APERTIUM_OFFERS} if handler == "apertium" else {}),
             # A person reads these files.
             "PARTWAY_LOG_FORMAT": "text",
+            # And waits at the terminal when it is to end.
+            "PARTWAY_APP_DRAIN_SECONDS": str(LAST_SECONDS),
+            "PARTWAY_WORKER_GRACE_SECONDS": str(LAST_SECONDS),
         }
-        programs = Programs(
-            logs, lock, {**here, **os.environ, "PARTWAY_DATABASE_URL": database_url}
-        )
+        environment = {**here, **os.environ, "PARTWAY_DATABASE_URL": database_url}
+        programs = Programs(logs, lock, environment, server)
         try:
             say(f"Starting the app, {WORKERS} workers with {handler}, and the batch …")
             programs.start("batch", "batch")
@@ -180,7 +192,7 @@ def run(folder: Path, port: int, handler: str) -> None:
             stay(programs)
         finally:
             ignore_stops()
-            say("\nEnding the workers, the app and the batch, once they have done what is open …")
+            say(f"\nEnding the app, the workers and the batch; what is open has {LAST_SECONDS} s …")
             programs.end()
 
 
@@ -210,11 +222,11 @@ def held(folder: Path, logs: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def database(folder: Path) -> Iterator[str]:
-    """The URL of the database: the one we were told to use, or one on a private server."""
+def database(folder: Path) -> Iterator[tuple[str, Server | None]]:
+    """The URL of the database we were told to use, or that of a private server, and the server."""
     told = os.environ.get("PARTWAY_DATABASE_URL")
     if told:
-        yield told
+        yield told, None
         return
     program = next(filter(None, map(find, KINDS)), None)
     if program is None:
@@ -229,7 +241,7 @@ def database(folder: Path) -> Iterator[str]:
     try:
         server.start()
         server.execute("CREATE DATABASE IF NOT EXISTS partway")
-        yield server.url("partway")
+        yield server.url("partway"), server
     finally:
         ignore_stops()
         if server.process is not None:

@@ -51,12 +51,15 @@ def begin(place: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             children.end(run, RUN_SECONDS)
 
 
+# Another seed on each: `make chaos` takes any, on both.
+SEEDS = {"mariadb": 1, "mysql": 2}
+
+
 @servers
-@pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_breaks_every_answer_is_its_record(
-    begin: Callable[..., subprocess.Popen[bytes]], place: Path, kind: str, seed: int
+    begin: Callable[..., subprocess.Popen[bytes]], place: Path, kind: str
 ) -> None:
-    run = begin("--seed", str(seed), "--minutes", MINUTES, "--server", kind)
+    run = begin("--seed", str(SEEDS[kind]), "--minutes", MINUTES, "--server", kind)
 
     status = run.wait(RUN_SECONDS)
 

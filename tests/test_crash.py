@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -165,6 +166,33 @@ async def test_a_caller_at_whose_deadline_the_database_is_away_is_told_so_and_co
         return (await node.put("/v1/requests/again", json=body)).status_code == 200
 
     await wait_until(answered, "the answer of the request that went on")
+
+
+async def test_a_caller_can_come_back_after_a_database_that_was_away_beyond_the_grace(
+    own_server: Server, own_programs: Programs
+) -> None:
+    grace_seconds = 3
+    node = await own_programs.app()
+    batch = await own_programs.batch(BATCH_GRACE_SECONDS=grace_seconds, BATCH_KEEP_SECONDS=60)
+    body = {**document(2, 0), "deadline_ms": 1500}
+    call = asyncio.create_task(node.put("/v1/requests/again", json=body))
+    async with opened(DatabaseSettings(database_url=own_server.url("partway"))) as db:
+        await until_some_are(db, "again", "pending")
+
+    own_server.kill()
+    assert (await call).status_code == 503
+    # The deadline has passed; when the server is back, so has the grace.
+    await asyncio.sleep(grace_seconds)
+    own_server.start()
+    await batch.says("database back")
+
+    async def answered() -> dict[str, Any] | None:
+        answer = await node.put("/v1/requests/again", json=body)
+        return answer.json() if answer.status_code == 200 else None
+
+    answer = await wait_until(answered, "the answer of the request that went on")
+    assert answer["status"] == "partial"
+    assert answer["usage"]["billed"]
 
 
 async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers_and_resumes(

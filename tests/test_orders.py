@@ -22,12 +22,12 @@ pytestmark = pytest.mark.snapshot_isolation
 
 # Every order of all but the meetings that have thousands; `make orders` takes more of those.
 TWO_SESSIONS = 280
-OF_THOUSANDS = 100
+OF_THOUSANDS = 60
 SEED = 20261130
 
 # The same statements on the same engine: with snapshot isolation on, a part of them is enough here.
-WITH_SNAPSHOT_ISOLATION = 40
-THREE_SESSIONS = 20
+WITH_SNAPSHOT_ISOLATION = 24
+THREE_SESSIONS = 12
 
 
 def named(meeting: Meeting) -> str:
