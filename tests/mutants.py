@@ -245,7 +245,7 @@ MUTANTS = (
         "app/fanout.py",
         "if metered is not None:",
         "if False:",
-        "test_put.py::test_a_settled_id_answers_with_what_was_metered_and_never_runs_again",
+        "test_put.py::test_a_settled_id_is_not_stored_by_one_who_had_looked_before_it_was_settled",
     ),
     Mutant(
         "law 7: another body under the same id is refused",

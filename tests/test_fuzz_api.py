@@ -47,6 +47,7 @@ SAME = settings(
 )
 
 
+@pytest.mark.one_server
 async def test_the_door_keeps_its_openapi_document(
     db: Database, programs: Programs, tmp_path: Path
 ) -> None:

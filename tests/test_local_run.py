@@ -173,7 +173,9 @@ def test_a_run_shows_the_answer_and_the_bill_and_ctrl_c_ends_it(run: Run) -> Non
     run.assert_nothing_is_left()
 
 
-def test_a_program_that_is_killed_is_started_again(run: Run) -> None:
+def test_a_program_that_is_killed_is_started_again_and_the_end_of_the_server_is_told(
+    run: Run,
+) -> None:
     before = {pid for pid, words in run.processes().items() if " -m worker " in words}
 
     os.kill(min(before), signal.SIGKILL)
@@ -186,6 +188,12 @@ def test_a_program_that_is_killed_is_started_again(run: Run) -> None:
         run.shown,
     )
     assert "PARTWAY_DATABASE_URL='mysql://" in run.shown()
+
+    (server_id,) = (pid for pid, words in run.processes().items() if "--datadir" in words)
+    os.kill(server_id, signal.SIGKILL)
+
+    run.wait_until_shown("ended with status -9")
+    wait_until(lambda: not run.processes(), run.shown)
 
 
 def test_nothing_is_left_when_make_is_killed(run: Run) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 import httpx
 import pytest
 
+from app.fanout import submit
+from app.ledger import Settled
 from batch.settle import settle
 from store.close import close
 from store.database import Database
 from tests.acts import (
+    TENANT,
     WAIT_SECONDS,
     Client,
     Programs,
@@ -22,6 +25,7 @@ from tests.acts import (
     request_row,
     segment_rows,
     statuses,
+    submission,
     submitted,
     wait_until,
     worked,
@@ -170,6 +174,20 @@ async def test_a_settled_id_answers_with_what_was_metered_and_never_runs_again(
         }
     assert await db.read("SELECT id FROM requests") == []
     assert await db.read("SELECT index_no FROM segments") == []
+
+
+async def test_a_settled_id_is_not_stored_by_one_who_had_looked_before_it_was_settled(
+    db: Database,
+) -> None:
+    """The door looks first for who has paid; what counts is the look after the insert."""
+    request_id, public_id = await submitted(db, 1)
+    await close(db, request_id, "cancelled")
+    await settled(db, request_id)
+
+    with pytest.raises(Settled):
+        await submit(db, TENANT, submission(["again"], public_id), 0)
+
+    assert await db.read("SELECT id FROM requests") == []
 
 
 async def test_a_cancel_from_a_second_client_answers_the_open_put(
