@@ -273,8 +273,8 @@ MUTANTS = (
     Mutant(
         "law 10: a cancel looks first",
         "app/door.py",
-        'if request is not None and request.status == "active":',
-        "if request is not None:",
+        'is_active and await close(self.db, request.id, "cancelled"):',
+        'await close(self.db, request.id, "cancelled"):',
         "test_put.py::test_a_put_does_not_wait_for_settlement_to_hear_that_it_is_settled",
     ),
     # Pitfalls.
