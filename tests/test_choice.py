@@ -82,8 +82,8 @@ async def test_a_worker_that_was_too_slow_for_every_deadline_tries_again(
 async def test_work_behind_many_requests_that_all_run_is_found_within_one_list(
     db: Database,
 ) -> None:
-    """A short list would be full of the 300 and hide the one behind them."""
-    for _ in range(300):
+    """A short list would be full of the 120 and hide the one behind them."""
+    for _ in range(120):
         await submitted(db, 1)
     await db.write(
         "UPDATE segments SET status = 'processing', lease_until = NOW(6) + INTERVAL 60 SECOND"
