@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from app.answer import Request
 from app.watch import Progress, Watch
@@ -29,7 +29,7 @@ async def is_active(db: Database, request_id: int) -> bool:
     return bool(rows) and rows[0]["status"] == "active"
 
 
-async def stays() -> bool:
+def stays() -> bool:
     """False: nobody's leaving ends the request."""
     return False
 
@@ -39,7 +39,7 @@ async def looks(
     watch: Watch,
     request: Request,
     ends_at: Callable[[], float],
-    gone: Callable[[], Awaitable[bool]] = stays,
+    gone: Callable[[], bool] = stays,
 ) -> AsyncGenerator[Progress, None]:
     """Each look at a request until it is final, closing it when nobody else does.
 
@@ -59,17 +59,18 @@ async def looks(
             return
         yield progress
         left = ends_at() - time.monotonic()
+        is_due = progress.finished == request.segments or left <= 0
+        if not is_due and not gone():
+            continue
         try:
             async with asyncio.timeout(max(left, 0) + LATE_SECONDS):
-                if progress.finished == request.segments or left <= 0:
-                    # What finished in time needs no last look, for the close reads the rows itself.
-                    # But a node that slept may find its request closed, and settlement at it.
-                    if progress is not NOT_LOOKED or await is_active(db, request.id):
-                        await close(db, request.id, "completed")
-                    return
-                if await gone():
+                # What finished in time needs no last look, for the close reads the rows itself.
+                # But a node that slept may find its request closed, and settlement at it.
+                if not is_due:
                     await close(db, request.id, "abandoned")
-                    return
+                elif progress is not NOT_LOOKED or await is_active(db, request.id):
+                    await close(db, request.id, "completed")
+                return
         except (Unavailable, TimeoutError) as error:
             if ends_at() <= time.monotonic():
                 raise Unavailable("the database is away; the request goes on without it") from error
@@ -80,7 +81,7 @@ async def gather(
     watch: Watch,
     request: Request,
     ends_at: Callable[[], float],
-    gone: Callable[[], Awaitable[bool]] = stays,
+    gone: Callable[[], bool] = stays,
 ) -> None:
     """Wait for a request to become final, as `looks` says; nothing comes back."""
     async for _ in looks(db, watch, request, ends_at, gone):

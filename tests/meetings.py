@@ -145,14 +145,10 @@ async def handle(db: Database, world: World, told: Told) -> None:
     """The call that began the request, at its end: close it and answer."""
     request = await find(db, TENANT, world.public_id)
     if request is not None:
-        await gather(db, Watch(db, 0.5), request, lambda: 0.0, nobody_left)
+        await gather(db, Watch(db, 0.5), request, lambda: 0.0)
     answer = await read_answer(db, TENANT, world.public_id)
     assert answer is not None
     told.answers.append(answer)
-
-
-async def nobody_left() -> bool:
-    return False
 
 
 async def look_in(db: Database, world: World, told: Told) -> None:

@@ -208,13 +208,10 @@ class Actors(RuleBasedStateMachine):
         return Answer.model_validate_json(bytes(response.body))
 
     async def waited(self, one: Asked, left: bool) -> Answer | None:
-        async def gone() -> bool:
-            return left
-
         request = await find(self.db, TENANT, one.public_id)
         if request is not None:
             ends_at = time.monotonic() + 60 if left else 0.0
-            await gather(self.db, Watch(self.db, 0.01), request, lambda: ends_at, gone)
+            await gather(self.db, Watch(self.db, 0.01), request, lambda: ends_at, lambda: left)
         return await read_answer(self.db, TENANT, one.public_id)
 
     # Workers.
