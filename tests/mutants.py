@@ -376,22 +376,22 @@ MUTANTS = (
     Mutant(
         "the policy: what cannot be finished is not begun",
         "worker/choice.py",
-        "if active.ends_at > enough and",
+        "if ends_at > enough and",
         "if",
         "test_choice.py::test_what_cannot_be_finished_in_time_is_left_to_expire",
     ),
     Mutant(
         "the policy: a request that gave nothing is set aside",
         "worker/choice.py",
-        "and self._aside.get(active.id, now) <= now",
+        "and self._aside.get(id_, now) <= now",
         "",
         "test_choice.py::test_an_empty_request_is_asked_once_and_again_when_its_time_aside_is_over",
     ),
     Mutant(
         "the policy: tenants in turn",
         "worker/choice.py",
-        "self._active.setdefault(active.tenant, [])",
-        'self._active.setdefault("", [])',
+        "tenants.pop(random.randrange(len(tenants)))",
+        "tenants.pop()",
         "test_choice.py::test_a_tenant_with_many_requests_leaves_its_share_to_another",
     ),
     Mutant(

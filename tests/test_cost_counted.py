@@ -106,7 +106,7 @@ async def add_dead(one: Database, segments: int) -> None:
 MOST = {
     "claim": (4, 4),
     "write-back and claim": (6, 5),
-    "list of the worker": (8 * LIVE_REQUESTS, 1),
+    "list of the worker": (10 * LIVE_REQUESTS, 1),
     LOOK: (LIVE_REQUESTS * (SEGMENTS + 4), 1),
     "look for room": (3 * LIVE_REQUESTS, 1),
     "look of the batch for the overdue": (2, 1),

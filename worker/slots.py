@@ -36,7 +36,8 @@ LAST_WRITES_SECONDS = 5.0
 PARAMS_KEPT = 256
 
 PARAMS = """
-SELECT params, traceparent, tenant, public_id
+SELECT params, traceparent, tenant, public_id,
+       TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6)) AS age_microseconds
 FROM   requests
 WHERE  id = %s
 """
@@ -47,15 +48,17 @@ class Meant:
     """What a caller means for the handler, the same for each segment of its request.
 
     `named` is what the caller calls it: by that its lines in the logs of all programs meet.
+    `began_at` is when the caller came, by this process's monotonic clock.
     """
 
     params: dict[str, Any]
     traceparent: str | None
     named: dict[str, str]
+    began_at: float
 
 
 # Of a request that was settled since the list was read: it has no segment left to claim either.
-NOTHING_MEANT = Meant({}, None, {})
+NOTHING_MEANT = Meant({}, None, {}, 0.0)
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Slots:
             FENCE_REJECTIONS["write_back"].inc()
             log.warning("lease lost, result dropped", extra=self._named(lease))
         if active is not None:
-            self._count_claim(active, brought, began)
+            self._count_claim(brought, meant, began)
             for lease in brought.claimed:
                 self._start(lease, active, meant, began)
             if len(brought.claimed) + brought.exhausted < free:
@@ -150,7 +153,7 @@ class Slots:
         # What was asked in vain is set aside now, so there is another to ask, or none.
         return active is not None or len(brought.held) < len(ready)
 
-    def _count_claim(self, active: Active, brought: Exchanged, began: float) -> None:
+    def _count_claim(self, brought: Exchanged, meant: Meant, began: float) -> None:
         now = time.monotonic()
         CLAIM_DURATION.observe(now - began)
         CLAIMS["claimed" if brought.claimed else "empty"].inc()
@@ -159,7 +162,7 @@ class Slots:
             if lease.is_successor:
                 EXPIRATIONS.inc()
             if lease.attempt == 1:
-                self._counted.queue_wait.observe(now - active.began_at)
+                self._counted.queue_wait.observe(now - meant.began_at)
 
     async def renew(self) -> bool:
         """Renew every lease held here, and stop what runs on a lease that is lost; False always."""
@@ -218,7 +221,8 @@ class Slots:
             meant = NOTHING_MEANT
             for row in await self._db.read(PARAMS, (active.id,)):
                 caller = {"request_id": row["public_id"], "tenant": row["tenant"]}
-                meant = Meant(json.loads(row["params"]), row["traceparent"], caller)
+                began_at = time.monotonic() - row["age_microseconds"] / 1_000_000
+                meant = Meant(json.loads(row["params"]), row["traceparent"], caller, began_at)
             self._meant[active.id] = meant
             if len(self._meant) > PARAMS_KEPT:
                 self._meant.popitem(last=False)
