@@ -70,10 +70,12 @@ async def exchanging(
                 "bench",
                 LEASE_SECONDS,
                 MAX_ATTEMPTS,
+                first_index=active.first_index if active is not None else 0,
             )
             done += len(results)
             ended = time.monotonic()
-            if active is not None and len(brought.claimed) < at_once:
-                choice.set_aside(active.id)
+            if active is not None:
+                indexes = [lease.index_no for lease in brought.claimed]
+                choice.note_claimed(active, indexes, is_all=len(indexes) < at_once)
             results = [Ready(lease, RESULT) for lease in brought.claimed]
     return Drained(done, began, ended)

@@ -99,9 +99,19 @@ async def exchanged(
     lease_seconds: float = 10,
     owner_id: str = "tester",
     max_attempts: int = 3,
+    first_index: int = 0,
 ) -> Exchanged:
     """One exchange, as a worker makes it."""
-    return await exchange(db, ready, request_id, count, owner_id, lease_seconds, max_attempts)
+    return await exchange(
+        db,
+        ready,
+        request_id,
+        count,
+        owner_id,
+        lease_seconds,
+        max_attempts,
+        first_index=first_index,
+    )
 
 
 async def written(db: Database, *leases: Lease, result: str = "done") -> list[Lease]:

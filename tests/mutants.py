@@ -388,6 +388,13 @@ MUTANTS = (
         "test_choice.py::test_an_empty_request_is_asked_once_and_again_when_its_time_aside_is_over",
     ),
     Mutant(
+        "the policy: a large request is asked once more from its start",
+        "worker/choice.py",
+        "elif self._reached.pop(active.id, None) is None:",
+        "else:",
+        "test_choice.py::test_what_comes_back_far_behind_is_found_before_a_large_request_is_set_aside",
+    ),
+    Mutant(
         "the policy: tenants in turn",
         "worker/choice.py",
         "tenants.pop(random.randrange(len(tenants)))",

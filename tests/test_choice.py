@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from store.database import Database
-from tests.acts import claimed, expire, statuses, submitted, wait_until
+from tests.acts import claimed, exchanged, expire, statuses, submitted, wait_until
 from worker.choice import Choice
+from worker.lease import give_back
 
 
 async def claims(db: Database, choice: Choice, count: int) -> list[tuple[int, int]]:
@@ -33,6 +34,54 @@ async def test_the_smaller_request_is_emptied_first_and_each_in_order(db: Databa
     got = await claims(db, Choice(3), 25)
 
     assert got == [(small, i) for i in range(5)] + [(large, i) for i in range(20)]
+
+
+async def emptied(db: Database, choice: Choice, at_once: int) -> list[int]:
+    """The index numbers that come until there is nothing to ask for, so many at a time."""
+    got: list[int] = []
+    while (active := await choice.next(db)) is not None:
+        brought = await exchanged(db, (), active.id, at_once, first_index=active.first_index)
+        indexes = [lease.index_no for lease in brought.claimed]
+        choice.note_claimed(active, indexes, is_all=len(indexes) < at_once)
+        got += indexes
+    return got
+
+
+async def test_a_large_request_is_asked_on_from_the_hundred_that_was_reached(
+    db: Database,
+) -> None:
+    request_id, _ = await submitted(db, 350)
+    await claimed(db, request_id, 250)
+    choice = Choice(3)
+
+    active = await choice.next(db)
+    assert active is not None
+    assert active.first_index == 0
+    choice.note_claimed(active, range(240, 250), is_all=False)
+
+    again = await choice.next(db)
+    assert again is not None
+    assert again.first_index == 200
+    assert await emptied(db, choice, 10) == list(range(250, 350))
+
+
+async def test_what_comes_back_far_behind_is_found_before_a_large_request_is_set_aside(
+    db: Database,
+) -> None:
+    request_id, _ = await submitted(db, 350)
+    lost = await claimed(db, request_id, 3)
+    choice = Choice(60)
+    active = await choice.next(db)
+    assert active is not None
+    choice.note_claimed(active, range(200, 210), is_all=False)
+    for lease in lost:
+        assert await give_back(db, lease)
+
+    got = await emptied(db, choice, 20)
+
+    # What lies ahead first, then the three and all else that was passed over.
+    assert got == [*range(200, 350), *range(200)]
+    assert await choice.next(db) is None
 
 
 async def test_a_tenant_with_many_requests_leaves_its_share_to_another(db: Database) -> None:

@@ -73,7 +73,7 @@ async def test_a_claim_that_is_frozen_in_mid_transaction_delays_no_close(
 
     async with frozen(
         url,
-        (CLAIM, (request_id, 1)),
+        (CLAIM, (request_id, 0, 1)),
         (LEASE.replace("(...)", "(%s)"), (bytes(16).hex(), "frozen", 10_000_000, request_id, 1)),
     ) as client:
         assert await close(db, request_id, "completed")
@@ -90,7 +90,7 @@ async def test_a_frozen_client_on_another_request_delays_no_close(db: Database, 
     first, _ = await submitted(db, 1)
     second, _ = await submitted(db, 1)
 
-    async with frozen(url, (CLAIM, (first, 1))):
+    async with frozen(url, (CLAIM, (first, 0, 1))):
         assert await close(db, second, "completed")
 
 

@@ -26,12 +26,12 @@ async def overhead(cursor: aiomysql.DictCursor) -> int:
     return await rows_read(cursor) - before
 
 
-async def cost_of_a_claim(db: Database, request_id: int) -> int:
+async def cost_of_a_claim(db: Database, request_id: int, first_index: int = 0) -> int:
     """The rows that one claim reads."""
     async with db.transaction() as cursor:
         asking = await overhead(cursor)
         before = await rows_read(cursor)
-        leases, _ = await claim(cursor, request_id, 1, bytes(16), "counter", 10, 3)
+        leases, _ = await claim(cursor, request_id, 1, bytes(16), "counter", 10, 3, first_index)
         cost = await rows_read(cursor) - before - asking
     assert len(leases) == 1
     return cost
@@ -85,3 +85,12 @@ async def test_a_claim_reads_no_further_than_the_rows_before_it_in_its_request(
 
     assert len(leases) == 50
     assert await cost_of_a_claim(db, request_id) <= 50 + 10
+
+
+async def test_a_claim_far_inside_a_large_request_reads_no_further_back_than_it_is_told(
+    db: Database,
+) -> None:
+    request_id, _ = await submitted(db, 1000)
+    await claimed(db, request_id, 950)
+
+    assert await cost_of_a_claim(db, request_id, 900) <= 50 + 10

@@ -143,7 +143,7 @@ async def test_a_cancelled_request_pays_for_stragglers_and_not_for_what_was_pend
     await written(db, first)
     token = b"begun-before----"
     begun = (
-        (CLAIM, (request_id, 1)),
+        (CLAIM, (request_id, 0, 1)),
         (listed(LEASE, 1), (token.hex(), "slow", 10**7, request_id, 2)),
     )
     async with frozen(url, *begun) as cursor:

@@ -4,6 +4,7 @@ import random
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from store.database import Database
@@ -41,12 +42,20 @@ GROUP  BY tenant
 """
 
 
+# A claim reads past what others have done: no more of it than a usual request has.
+BLOCK = 100
+
+
 @dataclass(frozen=True)
 class Active:
-    """A request that may have work, until its deadline by this process's monotonic clock."""
+    """A request that may have work, until its deadline by this process's monotonic clock.
+
+    It is asked for segments from `first_index` on.
+    """
 
     id: int
     ends_at: float
+    first_index: int = 0
 
 
 class Choice:
@@ -55,6 +64,7 @@ class Choice:
     def __init__(self, aside_seconds: float) -> None:
         self._aside_seconds = aside_seconds
         self._aside: dict[int, float] = {}
+        self._reached: dict[int, Active] = {}
         self._listed: dict[str, str] = {}
         self._read_at = float("-inf")
         self._runs: deque[tuple[float, float]] = deque(maxlen=RUNS_KEPT)
@@ -75,6 +85,20 @@ class Choice:
     def refresh(self) -> None:
         """Let the next call read the list again, however young it is."""
         self._read_at = float("-inf")
+
+    def note_claimed(self, active: Active, indexes: Sequence[int], is_all: bool) -> None:
+        """Remember what a request gave; `is_all` when it had no more from its first_index on.
+
+        A large one is asked on where this process has come to, then once more from its start: for
+        what was given back, waited for its next attempt, or had its lease run out. After that it is
+        set aside.
+        """
+        if not is_all:
+            block = max(indexes, default=0) // BLOCK * BLOCK
+            if block > active.first_index:
+                self._reached[active.id] = Active(active.id, active.ends_at, block)
+        elif self._reached.pop(active.id, None) is None:
+            self.set_aside(active.id)
 
     def set_aside(self, request_id: int, seconds: float | None = None) -> None:
         """Do not ask this request for a while: by default aside_seconds."""
@@ -105,7 +129,7 @@ class Choice:
                 id_, remaining_microseconds = map(int, listed.split())
                 ends_at = self._read_at + remaining_microseconds / 1_000_000
                 if ends_at > enough and self._aside.get(id_, now) <= now:
-                    return Active(id_, ends_at)
+                    return self._reached.get(id_) or Active(id_, ends_at)
         return None
 
     async def _read(self, db: Database) -> None:
@@ -113,3 +137,4 @@ class Choice:
         now = self._read_at = time.monotonic()
         self._listed = {row["tenant"]: row["requests"] for row in rows}
         self._aside = {id_: until for id_, until in self._aside.items() if until > now}
+        self._reached = {id_: at for id_, at in self._reached.items() if at.ends_at > now}

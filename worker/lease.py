@@ -64,6 +64,7 @@ CLAIM = """
 SELECT s.index_no, s.status, s.attempts, s.source
 FROM   segments s
 WHERE  s.request_id = %s
+  AND  s.index_no >= %s
   AND  (s.status = 'pending' OR s.status = 'processing')
   AND  (s.lease_until IS NULL OR s.lease_until < NOW(6))
   AND  (SELECT r.status = 'active' AND r.deadline > NOW(6)
@@ -108,9 +109,10 @@ async def claim(
     owner_id: str,
     lease_seconds: float,
     max_attempts: int,
+    first_index: int = 0,
 ) -> tuple[list[Lease], int]:
     """The claimed segments of one request, and how many were failed instead of claimed again."""
-    await cursor.execute(CLAIM, (request_id, count))
+    await cursor.execute(CLAIM, (request_id, first_index, count))
     rows = await cursor.fetchall()
     spent = [row["index_no"] for row in rows if row["attempts"] >= max_attempts]
     fresh = [row for row in rows if row["attempts"] < max_attempts]
@@ -247,12 +249,13 @@ async def exchange(
     lease_seconds: float,
     max_attempts: int,
     careful: bool = False,
+    first_index: int = 0,
 ) -> Exchanged:
     """Write back what is ready and claim up to `count` segments of one request, in one transaction.
 
-    `request_id` is None to claim nothing; `careful` is for results that were held before. Raises
-    Unavailable when neither was done or nobody can tell: then the same results may be handed in
-    again, and a claim runs out by itself.
+    `request_id` is None to claim nothing, and nothing before `first_index` is claimed; `careful` is
+    for results that were held before. Raises Unavailable when neither was done or nobody can tell:
+    then the same results may be handed in again, and a claim runs out by itself.
     """
     token = secrets.token_bytes(16)
 
@@ -272,7 +275,14 @@ async def exchange(
                     ]
                 if not claimed:
                     claimed, exhausted = await claim(
-                        cursor, request_id, count, token, owner_id, lease_seconds, max_attempts
+                        cursor,
+                        request_id,
+                        count,
+                        token,
+                        owner_id,
+                        lease_seconds,
+                        max_attempts,
+                        first_index,
                     )
         return Exchanged(claimed, exhausted, lost, held)
 

@@ -128,6 +128,7 @@ class Slots:
                 self._settings.lease_seconds,
                 self._settings.max_attempts,
                 self._careful,
+                active.first_index if active is not None else 0,
             )
         except Unavailable:
             if active is not None:
@@ -142,8 +143,11 @@ class Slots:
             self._count_claim(brought, meant, began)
             for lease in brought.claimed:
                 self._start(lease, active, meant, began)
-            if len(brought.claimed) + brought.exhausted < free:
-                self._choice.set_aside(active.id)
+            self._choice.note_claimed(
+                active,
+                [lease.index_no for lease in brought.claimed],
+                is_all=len(brought.claimed) + brought.exhausted < free,
+            )
             if brought.exhausted:
                 log.warning(
                     "segments given up: no worker lived to say why",
