@@ -91,8 +91,9 @@ async def test_a_tenant_with_many_requests_leaves_its_share_to_another(db: Datab
 
     got = await claims(db, Choice(3), 40)
 
-    # Half of them on average; further off than this is a chance of one in a thousand.
-    assert 10 <= Counter(number for number, _ in got)[one] <= 30
+    # Two thirds on average, for the many are asked in vain once for each that they give; further
+    # off than this is a chance of less than one in ten thousand.
+    assert 12 <= Counter(number for number, _ in got)[one] <= 38
 
 
 async def test_what_cannot_be_finished_in_time_is_left_to_expire(db: Database) -> None:
