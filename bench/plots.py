@@ -1,12 +1,19 @@
-"""A curve shows in one look where a figure bends, which no table does."""
+"""A curve shows in one look where a figure bends, which no table does.
 
-from collections.abc import Sequence
+    python -m bench.plots --into docs .run/bench/results.json
+
+draws what runs have written once more; curves of the same name from several share their picture.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.measured import Curve
+from bench.measured import Curve, Point
 
 
 def draw(curves: Sequence[Curve], folder: Path) -> list[Path]:
@@ -42,3 +49,24 @@ def _draw(name: str, curves: Sequence[Curve], folder: Path) -> Path:
     path = folder / f"{name}.png"
     picture.savefig(path)
     return path
+
+
+def read_curves(results: Path) -> Iterator[Curve]:
+    """The curves that a run has written."""
+    for row in json.loads(results.read_text(encoding="utf-8"))["rows"]:
+        for curve in row["curves"]:
+            yield Curve(**curve | {"points": [Point(**at) for at in curve["points"]]})
+
+
+def main() -> None:
+    """Draw, and print where; nothing comes back."""
+    parser = argparse.ArgumentParser(prog="python -m bench.plots")
+    parser.add_argument("results", nargs="+", type=Path, help="the results.json of each run")
+    parser.add_argument("--into", type=Path, required=True, help="the folder of the pictures")
+    given = parser.parse_args()
+    for path in draw([curve for run in given.results for curve in read_curves(run)], given.into):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
