@@ -33,6 +33,10 @@ log = logging.getLogger("partway.batch")
 # No statement takes so long while the database is there, so beyond this it was away.
 SILENT_SECONDS = 2.0
 
+# Settlements that run at once, for each waits for the disk: one alone kept 1.8 times ahead of the
+# fastest fleet on MySQL, where twice is asked for.
+AT_ONCE = 4
+
 WORDS = ("usage", "audit", "status")
 
 ABOUT = """Closes what is overdue and settles what is ready, until it is told to stop.
@@ -68,10 +72,12 @@ class Batch:
         more = len(page) == PAGE
         self._after = page[-1] if more else 0
         # In no order, so that two batches seldom meet.
-        for request_id in random.sample(page, len(page)):
+        ready = random.sample(page, len(page))
+        for first in range(0, len(ready), AT_ONCE):
             if self._stop.is_set():
                 break
-            settled += await self._tried(request_id, self._settled(request_id))
+            tries = (self._tried(id_, self._settled(id_)) for id_ in ready[first : first + AT_ONCE])
+            settled += sum(await asyncio.gather(*tries))
             self._note_look()
         if closed or settled:
             log.info("%d closed as abandoned, %d settled", closed, settled)

@@ -49,9 +49,10 @@ FOR UPDATE SKIP LOCKED
 
 # All of them, before anything is counted: a late write-back between the sum and the delete would be
 # accepted, deleted and never billed. A frozen client may hold one; then there are fewer than the
-# request has.
+# request has. Counted by the server, for a driver takes as long for a hundred rows as for the rest.
 LOCK_SEGMENTS = """
-SELECT status = 'processing' AND lease_until >= NOW(6) AS is_live
+SELECT COUNT(*) AS locked,
+       COALESCE(SUM(status = 'processing' AND lease_until >= NOW(6)), 0) AS live
 FROM   segments
 WHERE  request_id = %s
 FOR UPDATE SKIP LOCKED
@@ -104,10 +105,10 @@ async def settle(db: Database, request_id: int, keep_seconds: float) -> Settling
                 is_ours = record is not None and record == await read_record(cursor, record)
                 return "settled" if is_ours else "gone"
             await cursor.execute(LOCK_SEGMENTS, (request_id,))
-            segments = await cursor.fetchall()
-            if len(segments) < request["segments"]:
+            segments = await cursor.fetchone()
+            if segments["locked"] < request["segments"]:
                 return "put off"
-            if request["waits_for_leases"] and any(segment["is_live"] for segment in segments):
+            if request["waits_for_leases"] and segments["live"]:
                 return "put off"
             await record_and_forget(cursor, request_id)
             record = await read_record(cursor, request)
