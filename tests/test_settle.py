@@ -493,17 +493,19 @@ async def test_one_transaction_settles_one_request(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long ones would keep the server from clearing away what was deleted."""
-    for _ in range(3):
+    for _ in range(9):
         request_id, _ = await submitted(db, 1)
         assert await close(db, request_id, "completed")
     seen = []
     real = settling.record_and_forget
 
     async def counted(cursor: aiomysql.DictCursor, request_id: int) -> None:
-        seen.append(len(await meter_rows(db)))
+        # Each transaction has a cursor of its own.
+        seen.append(cursor)
         await real(cursor, request_id)
 
     monkeypatch.setattr(settling, "record_and_forget", counted)
     assert await a_batch(db).step()
 
-    assert seen == [0, 1, 2]
+    assert len(await meter_rows(db)) == 9
+    assert len({id(cursor) for cursor in seen}) == len(seen) == 9
