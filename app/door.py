@@ -412,18 +412,13 @@ async def read_body(call: Call, limit: int) -> bytes:
 @contextlib.asynccontextmanager
 async def leaving(call: Call) -> AsyncIterator[Callable[[], bool]]:
     """Whether the caller has left, for as long as the block lasts, once its body is read."""
-
-    async def leave() -> None:
-        while (await call.receive())["type"] != "http.disconnect":
-            pass
-
-    # One who waits for it costs nothing; asking at each look was a quarter of what a node did for
-    # calls that wait.
-    left = asyncio.create_task(leave())
+    # There is nothing else to receive by then. Waiting for it costs nothing; asking at each look was
+    # a quarter of what a node did for calls that wait.
+    last = asyncio.ensure_future(call.receive())
     try:
-        yield left.done
+        yield lambda: last.done() and last.result()["type"] == "http.disconnect"
     finally:
-        left.cancel()
+        last.cancel()
 
 
 def wants_events(call: Call) -> bool:
