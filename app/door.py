@@ -412,8 +412,8 @@ async def read_body(call: Call, limit: int) -> bytes:
 @contextlib.asynccontextmanager
 async def leaving(call: Call) -> AsyncIterator[Callable[[], bool]]:
     """Whether the caller has left, for as long as the block lasts, once its body is read."""
-    # There is nothing else to receive by then. Waiting for it costs nothing; asking at each look was
-    # a quarter of what a node did for calls that wait.
+    # There is nothing else to receive by then. Waiting for it costs nothing; asking at each look
+    # was a quarter of what a node did for calls that wait.
     last = asyncio.ensure_future(call.receive())
     try:
         yield lambda: last.done() and last.result()["type"] == "http.disconnect"

@@ -127,7 +127,7 @@ def answers(stage: Stage) -> Measured:
         measured.curves.append(
             Curve(
                 f"segments-a-second-{stage.kind}",
-                f"Trivial segments answered a second, 100 in each request, on {stage.kind}",
+                f"Trivial segments a second, 100 a request, on {stage.kind}",
                 "requests at once",
                 "segments a second",
                 name,

@@ -29,9 +29,11 @@ def _draw(name: str, curves: Sequence[Curve], folder: Path) -> Path:
     picture = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(picture)
     axes = picture.add_subplot()
-    for curve in curves:
+    for number, curve in enumerate(curves):
         x = [at.x for at in curve.points]
-        (line,) = axes.plot(x, [at.y for at in curve.points], marker="o", label=curve.line)
+        # There are ten colours, and more peers.
+        style = "-" if number < 10 else "--"
+        (line,) = axes.plot(x, [at.y for at in curve.points], style, marker="o", label=curve.line)
         # The band is what the rounds of this run differed by.
         low, high = [at.low for at in curve.points], [at.high for at in curve.points]
         axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15)
@@ -45,7 +47,7 @@ def _draw(name: str, curves: Sequence[Curve], folder: Path) -> Path:
     axes.set_ylabel(curves[0].y)
     axes.set_title(curves[0].title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    picture.legend(loc="outside right upper", fontsize="small")
     path = folder / f"{name}.png"
     picture.savefig(path)
     return path
