@@ -184,7 +184,7 @@ MUTANTS = (
     Mutant(
         "law 4: fewer locked than the request has are not settled",
         SETTLE,
-        'if len(segments) < request["segments"]:',
+        'if segments["locked"] < request["segments"]:',
         "if False:",
         "test_settle.py::test_a_frozen_client_on_one_segment_puts_off_that_request_and_nothing_else",
     ),

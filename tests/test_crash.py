@@ -207,13 +207,14 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers_and
     call = asyncio.create_task(node.put("/v1/requests/mine", json=body))
     async with opened(url) as db:
         request_id = await until_some_are(db, "mine", "done")
+        # For the next attempt, which may begin as soon as the server is there again.
+        await db.write("UPDATE segments SET source = 'short too' WHERE index_no = 0")
 
     own_server.kill()
     await worker.says("lease not renewed in time, handler stopped")
     own_server.start()
 
     async with opened(url) as db:
-        await db.write("UPDATE segments SET source = 'short too' WHERE index_no = 0")
         answer = (await call).json()
         assert answer["status"] == "completed"
         assert [row["attempts"] for row in await segment_rows(db, request_id)] == [2, 1]
