@@ -281,7 +281,8 @@ MUTANTS = (
     Mutant(
         "L2: the claim does not join the request",
         LEASE,
-        "FROM   segments s\nWHERE  s.request_id = %s\n  AND  s.index_no >= %s\n  AND  (s.status = 'pending'",
+        "FROM   segments s\n"
+        "WHERE  s.request_id = %s\n  AND  s.index_no >= %s\n  AND  (s.status = 'pending'",
         "FROM   segments s JOIN requests q ON q.id = s.request_id\n"
         "WHERE  s.request_id = %s\n  AND  s.index_no >= %s\n  AND  (s.status = 'pending'",
         "test_claim.py::test_open_claims_do_not_hide_work_however_many_requests_there_are",
