@@ -1,6 +1,8 @@
 """Settings come from the environment or a flag, and a wrong one is named before anything starts."""
 
 import argparse
+import difflib
+import os
 import ssl
 import sys
 from collections.abc import Sequence
@@ -12,6 +14,8 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Settings = TypeVar("Settings", bound=BaseSettings)
+
+SHARED_PREFIX = "PARTWAY_"
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Address:
 class DatabaseSettings(BaseSettings):
     """How every program reaches the one database."""
 
-    model_config = SettingsConfigDict(env_prefix="PARTWAY_")
+    model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX)
 
     database_url: str = Field(
         description="Where the one database is: mysql://user:password@host:3306/database, "
@@ -50,7 +54,7 @@ class DatabaseSettings(BaseSettings):
 class LogSettings(BaseSettings):
     """How every program writes its log."""
 
-    model_config = SettingsConfigDict(env_prefix="PARTWAY_")
+    model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX)
 
     log_format: Literal["auto", "json", "text"] = Field(
         "auto",
@@ -95,6 +99,25 @@ def read_address(url: str) -> Address:
     )
 
 
+def unknown(kind: type[BaseSettings]) -> list[str]:
+    """A line for each variable that begins as these settings do and is none of them; [] as a rule.
+
+    A misspelt one would leave the default in force and nobody the wiser. What begins with no more
+    than PARTWAY_ may be anybody's.
+    """
+    prefix = kind.model_config.get("env_prefix", "")
+    if prefix == SHARED_PREFIX:
+        return []
+    known = [f"{prefix}{name}".upper() for name in kind.model_fields]
+    lines = []
+    for name in sorted(os.environ):
+        if name.upper().startswith(prefix) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.8)
+            meant = f"; is {near[0]} meant?" if near else ""
+            lines.append(f"{name}: there is no such setting{meant}")
+    return lines
+
+
 class Flags(argparse.ArgumentParser):
     """The flags of a program; a wrong one is refused in one line, as a wrong setting is."""
 
@@ -126,6 +149,10 @@ def read_settings(
             help=f"{field.description} ({prefix}{name.upper()})".replace("%", "%%"),
         )
     given = vars(parser.parse_args(flags if flags is not None else []))
+    if lines := unknown(kind):
+        for line in lines:
+            print(f"{program}: {line}", file=sys.stderr)
+        raise SystemExit(2)
     try:
         return kind(**given)
     except ValidationError as error:

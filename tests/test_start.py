@@ -208,6 +208,13 @@ WRONG_SETTINGS = [
     ),
     (("batch",), {"BATCH_KEEP_SECONDS": "0"}, "batch: PARTWAY_BATCH_KEEP_SECONDS: Input should"),
     (("batch", "--grace-seconds", ""), {}, "batch: --grace-seconds: Input should be a valid"),
+    (
+        ("worker", "--handler", "sleep"),
+        {"WORKER_CONCURENCY": "8", "APP_OF_ANOTHER": "1"},
+        "worker: PARTWAY_WORKER_CONCURENCY: there is no such setting; is "
+        "PARTWAY_WORKER_CONCURRENCY meant?\n",
+    ),
+    (("batch",), {"BATCH_XYZ": "8"}, "batch: PARTWAY_BATCH_XYZ: there is no such setting\n"),
     (("batch",), {"POOL_SIZE": "0"}, "batch: PARTWAY_POOL_SIZE: Input should be greater"),
     (("batch", "usage"), {"POOL_SIZE": "x"}, "batch: PARTWAY_POOL_SIZE: Input should be a valid"),
 ]

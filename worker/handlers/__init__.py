@@ -5,6 +5,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
+from store.settings import unknown
+
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
@@ -14,6 +16,8 @@ def read_settings(kind: type[Settings]) -> Settings:
     A handler is set up in a child, which reports an error and leaves the exit status to its parent.
     """
     prefix = kind.model_config.get("env_prefix", "")
+    if lines := unknown(kind):
+        raise ValueError("; ".join(lines))
     try:
         return kind()
     except ValidationError as error:
