@@ -66,16 +66,20 @@ SELECT NOW(6) AS now,
 
 
 async def read_period(db: Database, tenant: str, since: str | None, until: str | None) -> Period:
-    """What a call asks about, this month where it names no time; Problem 422 for what is none."""
+    """What a call asks about, this month where it names no time; Problem 422 for no such period."""
     # To the database, a name with other letters than it keeps is no question but an error.
     if tenant != EVERYBODY and PUBLIC_ID.fullmatch(tenant) is None:
         raise Problem("invalid-request", f"tenant must be the name of one, or {EVERYBODY} for all.")
     month = (await db.read(THIS_MONTH))[0]
-    return Period(
-        tenant,
-        month["began"] if since is None else point_in_time("from", since),
-        month["now"] if until is None else point_in_time("to", until),
-    )
+    began = month["began"] if since is None else point_in_time("from", since)
+    ended = month["now"] if until is None else point_in_time("to", until)
+    if began > ended:
+        # Exchanged by mistake they would look like a month in which nothing is to be paid.
+        raise Problem(
+            "invalid-request",
+            f"from must not be later than to: from is {began}, to is {ended} (UTC).",
+        )
+    return Period(tenant, began, ended)
 
 
 def point_in_time(name: str, text: str) -> datetime:

@@ -210,6 +210,9 @@ def ask(word: str, flags: list[str]) -> int:
                 flag, dest=flag[2:], type=point_in_time, default=default, metavar="TIME", help=text
             )
     given = vars(parser.parse_args(flags))
+    if word == "usage" and given["from"] > given["to"]:
+        # Exchanged by mistake they would look like a month in which nothing is to be paid.
+        parser.error(f"--from is later than --to: {given['from']}, {given['to']} (UTC)")
     settings = read_settings(BatchSettings, "batch")
     database = read_settings(DatabaseSettings, "batch")
     asks: dict[str, Callable[[Database], Awaitable[list[Row]]]] = {

@@ -265,6 +265,9 @@ WRONG = {
     "batch usage: argument --to: '0001-01-01T00:00+14:00' is no time": (
         *("usage", "--to", "0001-01-01T00:00+14:00"),
     ),
+    "batch usage: --from is later than --to: 2026-12-01 00:00:00, 2026-11-01 00:00:00": (
+        *("usage", "--from", "2026-12-01", "--to", "2026-11-01"),
+    ),
     "batch audit: unrecognized arguments: --from": ("audit", "--from", "2026-01-01"),
     "batch status: unrecognized arguments: now": ("status", "now"),
 }
