@@ -285,8 +285,9 @@ class Door:
             created = True
         if request is not None and request.body_hash != new.body_hash:
             raise Problem("other-body", f"The id {new.public_id} was sent with another body.")
+        known = "request joined" if request is not None else "settled request asked for"
         log.info(
-            "request stored" if created else "request joined",
+            "request stored" if created else known,
             extra=named(tenant, new.public_id, request)
             | {"duration_ms": round((time.monotonic() - arrived) * 1000)},
         )
@@ -395,7 +396,12 @@ class Door:
 
 
 async def read_body(call: Call, limit: int) -> bytes:
-    """The body of a call; Problem 413 when it has more bytes than `limit`, however it is sent."""
+    """The body of a call; Problem 413 when it has more bytes than `limit`, however it is sent.
+
+    Problem 415 when it is compressed: small as it comes, it could be any size.
+    """
+    if call.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem("unsupported-media-type", "Send the body without a Content-Encoding.")
     # The framework's own limit answers in plain text where a call fails before its body is read.
     raw = bytearray()
     announced = int(call.headers.get("content-length", 0))

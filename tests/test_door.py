@@ -1,6 +1,7 @@
 """The door takes what is right, refuses the rest by name, and always answers in time."""
 
 import asyncio
+import gzip
 import json
 import signal
 import socket
@@ -171,6 +172,13 @@ async def test_bad_input_is_refused_and_nothing_is_stored(db: Database, programs
 async def test_another_content_type_is_refused(db: Database, node: Client) -> None:
     for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "multipart/form-data"}):
         assert_problem(await node.post(REQUESTS, content=body(), headers=headers), 415)
+    assert await nothing_is_stored(db)
+
+
+async def test_a_compressed_body_is_refused_for_what_it_is(db: Database, node: Client) -> None:
+    compressed = JSON | {"Content-Encoding": "gzip"}
+    refused = await node.post(REQUESTS, content=gzip.compress(body()), headers=compressed)
+    assert "Content-Encoding" in assert_problem(refused, 415)["detail"]
     assert await nothing_is_stored(db)
 
 

@@ -160,6 +160,9 @@ async def test_a_settled_id_answers_with_what_was_metered_and_never_runs_again(
         await node.delete(MINE),
     ]
 
+    said = node.program.said()
+    assert said.count('"settled request asked for"') == 2
+    assert "request joined" not in said
     for response in answers:
         assert response.status_code == 410
         assert response.headers["Content-Type"] == "application/problem+json"
