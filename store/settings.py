@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
+# What every program reads begins with no more than this; what one alone reads has a longer prefix.
 SHARED_PREFIX = "PARTWAY_"
 
 
