@@ -17,19 +17,19 @@ test: ## Set up what is missing, run every test on a private MariaDB and a priva
 
 model: ## Check the protocol in every order of steps with spin; ARGS=WITHOUT_TOKEN breaks a law
 	@local/setup.sh test
-	@exec model/check.sh $(ARGS)
+	@exec proof/model/check.sh $(ARGS)
 
 chaos: ## Break everything under load, compare answers with bills: make chaos SEED=7 MINUTES=3
 	@local/setup.sh test
-	@exec .venv/bin/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),1) $(ARGS)
+	@exec .venv/bin/python -m proof.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),1) $(ARGS)
 
 orders: ## Let transactions meet in COUNT orders each, by chance from SEED: make orders COUNT=1000
 	@local/setup.sh test
-	@exec .venv/bin/python -m tests.orders --seed $(or $(SEED),1) --count $(or $(COUNT),300) $(ARGS)
+	@exec .venv/bin/python -m proof.interleavings --seed $(or $(SEED),1) --count $(or $(COUNT),300) $(ARGS)
 
 screens: ## Show each page in each state, as pictures in docs/screens
 	@local/setup.sh test
-	@exec .venv/bin/python -m tests.screens $(ARGS)
+	@exec .venv/bin/python -m proof.screens $(ARGS)
 
 bench: ## Measure the product against its server, figures and curves: make bench ARGS="--quick"
 	@local/setup.sh test
@@ -42,13 +42,13 @@ bench-peers: ## Install the peers in .run/peers and measure each: make bench-pee
 
 mutants: ## Take out, one by one, the lines that uphold a law, and see a test fail; ARGS="law" for some
 	@local/setup.sh test
-	@exec .venv/bin/python -m tests.mutants $(ARGS)
+	@exec .venv/bin/python -m proof.mutants $(ARGS)
 
 lint: ## Check layout, habits and types
 	@local/setup.sh test
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy .
+	.venv/bin/mypy -p partway -p local -p bench -p tests -p proof
 
 format: ## Lay out the code as lint wants it
 	@local/setup.sh test

@@ -15,17 +15,17 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from app import keys
-from app.access import is_open
-from app.door import Door, build
-from app.metrics import PROBLEMS
-from app.problems import PLAIN, PROBLEM, plain
-from app.settings import AppSettings
-from store.database import Database
-from store.log import start_log
-from store.loop import stop_on_signals
-from store.settings import DatabaseSettings, LogSettings, read_settings
-from store.start import Refusal, opened
+from partway.app.api import keys
+from partway.app.api.access import is_open
+from partway.app.api.routes import Door, build
+from partway.app.metrics import PROBLEMS
+from partway.app.problems import PLAIN, PROBLEM, plain
+from partway.app.settings import AppSettings
+from partway.store.database import Database
+from partway.store.log import start_log
+from partway.store.loop import stop_on_signals
+from partway.store.settings import DatabaseSettings, LogSettings, read_settings
+from partway.store.start import Refusal, opened
 
 log = logging.getLogger("partway.app")
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from app.problems import KINDS, PLAIN
-from store.metrics import bound, name_program
+from partway.app.problems import KINDS, PLAIN
+from partway.store.metrics import bound, name_program
 
 REGISTRY = CollectorRegistry()
 

@@ -14,19 +14,19 @@ from datetime import UTC, datetime
 import uvloop
 from pymysql.err import MySQLError
 
-from batch.audit import audit
-from batch.gauges import LOOK_SECONDS, look
-from batch.metrics import ABANDONED, BLOCKED, LAST_SUCCESS, REGISTRY, SETTLEMENTS
-from batch.report import standing, usage
-from batch.settings import BatchSettings
-from batch.settle import PAGE, settle, settleable
-from batch.sweep import abandon, overdue
-from store.database import Database, Row, Unavailable, said
-from store.exposition import MetricsSettings, exposed
-from store.log import start_log
-from store.loop import repeat, stop_on_signals, until_idle
-from store.settings import DatabaseSettings, Flags, LogSettings, read_settings
-from store.start import Refusal, opened
+from partway.batch.audit import audit
+from partway.batch.gauges import LOOK_SECONDS, look
+from partway.batch.metrics import ABANDONED, BLOCKED, LAST_SUCCESS, REGISTRY, SETTLEMENTS
+from partway.batch.report import standing, usage
+from partway.batch.settings import BatchSettings
+from partway.batch.settle import PAGE, settle, settleable
+from partway.batch.sweep import abandon, overdue
+from partway.store.database import Database, Row, Unavailable, said
+from partway.store.exposition import MetricsSettings, exposed
+from partway.store.log import start_log
+from partway.store.loop import repeat, stop_on_signals, until_idle
+from partway.store.settings import DatabaseSettings, Flags, LogSettings, read_settings
+from partway.store.start import Refusal, opened
 
 log = logging.getLogger("partway.batch")
 

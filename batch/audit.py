@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from store.database import Database, Row
+from partway.store.database import Database, Row
 
 # So many requests, or records, are read at once: a statement stays short however full the tables.
 REQUESTS_READ = 200

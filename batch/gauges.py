@@ -8,7 +8,7 @@ import logging
 
 from pymysql.err import MySQLError
 
-from batch.metrics import (
+from partway.batch.metrics import (
     ACTIVE,
     BACKLOG,
     FLEET_SLOTS,
@@ -17,7 +17,7 @@ from batch.metrics import (
     SEGMENTS,
     WORKERS,
 )
-from store.database import Database, said
+from partway.store.database import Database, said
 
 log = logging.getLogger("partway.batch")
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from store.metrics import bound, name_program
+from partway.store.metrics import bound, name_program
 
 REGISTRY = CollectorRegistry()
 

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from store.database import Database, Row
+from partway.store.database import Database, Row
 
 # By tenant and by how the requests ended; what is not billed is listed with its cost.
 USAGE = """

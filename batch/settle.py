@@ -6,8 +6,13 @@ from typing import Literal
 
 import aiomysql
 
-from batch.metrics import METERED_CHARACTERS, METERED_SEGMENTS, SETTLEMENT_DURATION, SETTLEMENTS
-from store.database import Database, Row
+from partway.batch.metrics import (
+    METERED_CHARACTERS,
+    METERED_SEGMENTS,
+    SETTLEMENT_DURATION,
+    SETTLEMENTS,
+)
+from partway.store.database import Database, Row
 
 log = logging.getLogger("partway.batch")
 

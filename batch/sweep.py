@@ -1,7 +1,7 @@
 """A request whose node died is closed by the batch, since nothing may stay active for ever."""
 
-from store.close import close
-from store.database import Database
+from partway.store.close import close
+from partway.store.database import Database
 
 OVERDUE = """
 SELECT id

@@ -9,10 +9,10 @@ import uvloop
 
 from bench.crowd import crowd
 from bench.fleet import Fleet
-from store.settings import DatabaseSettings
-from store.start import opened
-from worker.choice import Choice
-from worker.lease import Ready, exchange
+from partway.store.settings import DatabaseSettings
+from partway.store.start import opened
+from partway.worker.choice import Choice
+from partway.worker.lease import Ready, exchange
 
 RESULT = "y" * 1024
 

@@ -8,7 +8,7 @@ import pymysql
 
 from bench.crowd import crowd
 from bench.fleet import Fleet
-from store.settings import read_address
+from partway.store.settings import read_address
 
 TABLE = "CREATE TABLE IF NOT EXISTS commits (id INT PRIMARY KEY, n INT NOT NULL)"
 ROW = "REPLACE INTO commits (id, n) VALUES (%s, 0)"

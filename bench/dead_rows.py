@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 
 from bench.fleet import Fleet, Stage, fleet
 from bench.measured import Curve, Measured, at_most, figure, point, ratios
-from store.start import opened
-from worker.lease import exchange
+from partway.store.start import opened
+from partway.worker.lease import exchange
 
 # Beside none at all: what two equal servers differ by.
 LEVELS = (0, 10_000, 100_000, 1_000_000)

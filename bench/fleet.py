@@ -20,8 +20,8 @@ import pymysql
 from bench.filling import Kind, filling
 from local import children
 from local.server import Program, Server
-from store.settings import DatabaseSettings
-from store.start import opened
+from partway.store.settings import DatabaseSettings
+from partway.store.start import opened
 
 TREE = Path(__file__).resolve().parent.parent
 
@@ -111,7 +111,7 @@ class Fleet:
         ours = {key: value for key, value in os.environ.items() if not key.startswith("PARTWAY_")}
         told = {f"PARTWAY_{key}": str(value) for key, value in settings.items()}
         environment = {**ours, **told, "PARTWAY_DATABASE_URL": self.url}
-        command = (sys.executable, "-m", *words)
+        command = (sys.executable, "-m", f"partway.{words[0]}", *words[1:])
         self.running[name] = children.start(command, log, env=environment, cwd=TREE)
         return log
 

@@ -1,6 +1,6 @@
 """What is computed must cost next to nothing, so that what is measured is the cost of Partway."""
 
-from worker.handler import Context
+from partway.worker.handler import Context
 
 RESULT_CHARACTERS = 1024
 

@@ -5,7 +5,7 @@ import time
 
 from bench.fleet import Fleet, Stage, fleet
 from bench.measured import Measured, at_most, figure, percentile
-from worker.fleet import PRESENT_SECONDS
+from partway.worker.fleet import PRESENT_SECONDS
 
 WORKERS = 100
 QUICK_WORKERS = 4

@@ -1,6 +1,6 @@
 """A program in Python sends documents with this, and needs to know nothing of HTTP."""
 
-from client.answer import (
+from partway.client.answer import (
     Accepted,
     Answer,
     Counts,
@@ -11,8 +11,8 @@ from client.answer import (
     Usage,
     Working,
 )
-from client.partway import AsyncPartway, Partway
-from client.problems import Away, Metered, NotPartway, PartwayError, Problem, Wrong
+from partway.client.partway import AsyncPartway, Partway
+from partway.client.problems import Away, Metered, NotPartway, PartwayError, Problem, Wrong
 
 __all__ = [
     "Accepted",

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from client.answer import ANSWER, Answer, End, Usage
-from client.call import DEFAULT_URL, KEY_SETTING, URL_SETTING, check_id
-from client.partway import Partway
-from client.problems import Away, PartwayError, Problem
-from client.progress import Bars
+from partway.client.answer import ANSWER, Answer, End, Usage
+from partway.client.call import DEFAULT_URL, KEY_SETTING, URL_SETTING, check_id
+from partway.client.partway import Partway
+from partway.client.problems import Away, PartwayError, Problem
+from partway.client.progress import Bars
 
 COMPLETE, FAILED, USAGE, PARTIAL = 0, 1, 2, 3
 

@@ -13,8 +13,8 @@ import httpx
 from httpx_sse import ServerSentEvent
 from pydantic import ValidationError
 
-from client.answer import ANSWER, Answer, Event, Options, read_event
-from client.problems import Away, NotPartway, Problem, phrase, read_problem
+from partway.client.answer import ANSWER, Answer, Event, Options, read_event
+from partway.client.problems import Away, NotPartway, Problem, phrase, read_problem
 
 URL_SETTING = "PARTWAY_URL"
 KEY_SETTING = "PARTWAY_KEY"

@@ -9,10 +9,10 @@ from typing import Self, Unpack
 import httpx
 from httpx_sse import EventSource
 
-from client import call
-from client.answer import Answer, End, Event, Options
-from client.call import RETRY_SECONDS, Call, Patience, Stream, connection, read_reply
-from client.problems import Problem
+from partway.client import call
+from partway.client.answer import Answer, End, Event, Options
+from partway.client.call import RETRY_SECONDS, Call, Patience, Stream, connection, read_reply
+from partway.client.problems import Problem
 
 
 class Partway:

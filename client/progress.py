@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 
-from client.answer import Accepted, End, Event, Segment, Working
+from partway.client.answer import Accepted, End, Event, Segment, Working
 
 
 class Bars(Progress):

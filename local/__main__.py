@@ -53,7 +53,7 @@ To look into it, or to add a worker that has the same handler:
 
   . .venv/bin/activate
   export PARTWAY_DATABASE_URL='{database_url}'
-  python -m batch status
+  python -m partway.batch status
 
 Answers are kept here for {keep} s, not a minute. Ctrl-C ends everything."""
 
@@ -80,7 +80,7 @@ class Programs:
         self.words[name] = arguments
         log = self.logs / f"{name}.log"
         log.unlink(missing_ok=True)
-        command = (sys.executable, "-m", *arguments)
+        command = (sys.executable, "-m", f"partway.{arguments[0]}", *arguments[1:])
         self.running[name] = children.start(
             command, log, env=self.environment, cwd=TREE, keep=(self.lock,)
         )

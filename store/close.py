@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from store.database import Database
+from partway.store.database import Database
 
 Final = Literal["completed", "cancelled", "abandoned"]
 

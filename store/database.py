@@ -13,8 +13,8 @@ import aiomysql
 from pymysql.constants import CLIENT
 from pymysql.err import InterfaceError, MySQLError
 
-from store.metrics import DB_AWAY, DB_POOL, bound, numbers_of
-from store.settings import Address, DatabaseSettings, read_address
+from partway.store.metrics import DB_AWAY, DB_POOL, bound, numbers_of
+from partway.store.settings import Address, DatabaseSettings, read_address
 
 log = logging.getLogger("partway.store")
 

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from store.metrics import TEXT, as_text
-from store.start import Refusal
+from partway.store.metrics import TEXT, as_text
+from partway.store.start import Refusal
 
 log = logging.getLogger("partway.store")
 

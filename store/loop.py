@@ -6,7 +6,7 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 
-from store.database import Unavailable
+from partway.store.database import Unavailable
 
 # The first rest is short, since work often comes in bursts; each further one doubles.
 FIRST_REST_SECONDS = 0.02

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pymysql.err import MySQLError
 
-from store.database import Database, Unavailable, connect, pooled, said
-from store.settings import Address, DatabaseSettings, read_address
+from partway.store.database import Database, Unavailable, connect, pooled, said
+from partway.store.settings import Address, DatabaseSettings, read_address
 
-SCHEMA = Path(__file__).parent.parent / "schema.sql"
+SCHEMA = Path(__file__).resolve().parent.parent / "schema.sql"
 SCHEMA_VERSION = 2
 
 # MySQL enforces CHECK since 8.0.16; MariaDB knows SKIP LOCKED since 10.6.

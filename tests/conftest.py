@@ -10,10 +10,10 @@ import pymysql
 import pytest
 
 from local.server import Server, find
-from store.database import Database
-from store.settings import DatabaseSettings, read_address
-from store.start import opened
-from tests.acts import ROOT, Programs
+from partway.store.database import Database
+from partway.store.settings import DatabaseSettings, read_address
+from partway.store.start import opened
+from tests.actions import ROOT, Programs
 
 # MariaDB from 11.6 on has it by default; the part of the suite that is marked runs with it too.
 SNAPSHOT_ISOLATION = "--innodb-snapshot-isolation=ON"

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from worker.handler import Context, Reject, Retry
+from partway.worker.handler import Context, Reject, Retry
 
 
 class Unprintable(Exception):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from store.settings import read_address
+from partway.store.settings import read_address
 
 # The packets of PyMySQL's begin(), commit() and rollback(): length, number, COM_QUERY, text.
 BEGIN = b"\x06\x00\x00\x00\x03BEGIN"

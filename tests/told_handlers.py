@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from worker.handler import Context, Reject, Retry
+from partway.worker.handler import Context, Reject, Retry
 
 
 def told(text: str, ctx: Context) -> str:

@@ -6,18 +6,18 @@ import sys
 
 import uvloop
 
-from store.exposition import MetricsSettings, exposed
-from store.log import start_log
-from store.loop import repeat, stop_on_signals
-from store.settings import DatabaseSettings, LogSettings, read_settings
-from store.start import Refusal, opened
-from worker import trial
-from worker.compute import Compute
-from worker.fleet import PRESENT_SECONDS, Fleet
-from worker.handler import HandlerError
-from worker.metrics import REGISTRY
-from worker.settings import WorkerSettings
-from worker.slots import Slots
+from partway.store.exposition import MetricsSettings, exposed
+from partway.store.log import start_log
+from partway.store.loop import repeat, stop_on_signals
+from partway.store.settings import DatabaseSettings, LogSettings, read_settings
+from partway.store.start import Refusal, opened
+from partway.worker import trial
+from partway.worker.compute import Compute
+from partway.worker.fleet import PRESENT_SECONDS, Fleet
+from partway.worker.handler import HandlerError
+from partway.worker.metrics import REGISTRY
+from partway.worker.settings import WorkerSettings
+from partway.worker.slots import Slots
 
 log = logging.getLogger("partway.worker")
 

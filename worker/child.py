@@ -26,8 +26,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from store.log import start_log
-from worker.handler import Context, HandlerError, Reject, Retry, described, load, one_line
+from partway.store.log import start_log
+from partway.worker.handler import Context, HandlerError, Reject, Retry, described, load, one_line
 
 Message = dict[str, Any]
 

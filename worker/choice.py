@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from store.database import Database
+from partway.store.database import Database
 
 # A fixed order puts requests whose segments all run at the head: a short list would hide the rest.
 LIST_LENGTH = 1000

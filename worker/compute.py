@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from worker.handler import HandlerError
+from partway.worker.handler import HandlerError
 
 log = logging.getLogger("partway.worker")
 
@@ -466,7 +466,7 @@ def begin_child(
                 # What a handler prints must be seen even if it is killed right after.
                 "-u",
                 "-m",
-                "worker.child",
+                "partway.worker.child",
                 str(theirs.fileno()),
                 str(os.getpid()),
                 str(max_output_characters),

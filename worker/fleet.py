@@ -2,8 +2,8 @@
 
 import contextlib
 
-from store.database import Database, Unavailable
-from worker.settings import WorkerSettings
+from partway.store.database import Database, Unavailable
+from partway.worker.settings import WorkerSettings
 
 # All idle workers together look about so often a second, whether they are two or two hundred: the
 # first to look finds new work as soon, and the database has as little to answer.

@@ -8,9 +8,9 @@ from typing import Any
 
 # By their names alone: to import them here would make every handler's child load what they need.
 SHIPPED = {
-    "apertium": "worker.handlers.apertium:Apertium",
-    "http": "worker.handlers.http:Http",
-    "sleep": "worker.handlers.sleep:Sleep",
+    "apertium": "partway.worker.handlers.apertium:Apertium",
+    "http": "partway.worker.handlers.http:Http",
+    "sleep": "partway.worker.handlers.sleep:Sleep",
 }
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import aiomysql
 
-from store.database import Database, error_number, listed
-from worker.metrics import RENEWALS
+from partway.store.database import Database, error_number, listed
+from partway.worker.metrics import RENEWALS
 
 LOCK_WAIT = 1205
 

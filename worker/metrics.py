@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from store.metrics import bound, name_program
+from partway.store.metrics import bound, name_program
 
 REGISTRY = CollectorRegistry()
 

@@ -9,12 +9,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from store.database import Database, Unavailable
-from store.loop import rest
-from worker.choice import Active, Choice
-from worker.compute import Compute, Ending, Work
-from worker.lease import Exchanged, Lease, Ready, exchange, fail, give_back, renew
-from worker.metrics import (
+from partway.store.database import Database, Unavailable
+from partway.store.loop import rest
+from partway.worker.choice import Active, Choice
+from partway.worker.compute import Compute, Ending, Work
+from partway.worker.lease import Exchanged, Lease, Ready, exchange, fail, give_back, renew
+from partway.worker.metrics import (
     CLAIM_DURATION,
     CLAIMS,
     EXPIRATIONS,
@@ -22,7 +22,7 @@ from worker.metrics import (
     SLOTS,
     of_handler,
 )
-from worker.settings import WorkerSettings
+from partway.worker.settings import WorkerSettings
 
 log = logging.getLogger("partway.worker")
 

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from worker.compute import Compute, Ending, Work
-from worker.handler import HandlerError
+from partway.worker.compute import Compute, Ending, Work
+from partway.worker.handler import HandlerError
 
 # A trial is for looking at the result, so it is never cut for being long.
 MAX_OUTPUT_CHARACTERS = 10_000_000

@@ -5,7 +5,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
-from store.settings import unknown
+from partway.store.settings import unknown
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 

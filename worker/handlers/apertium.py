@@ -17,8 +17,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.handler import Context, Reject
-from worker.handlers import read_settings
+from partway.worker.handler import Context, Reject
+from partway.worker.handlers import read_settings
 
 
 class ApertiumSettings(BaseSettings):

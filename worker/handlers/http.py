@@ -15,8 +15,8 @@ import httpx
 from pydantic import Field, HttpUrl, Json, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.handler import Context, Reject, Retry
-from worker.handlers import read_settings
+from partway.worker.handler import Context, Reject, Retry
+from partway.worker.handlers import read_settings
 
 # What h11 accepts; checked here, since its refusal would quote the value, which may be a key.
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]

@@ -6,8 +6,8 @@ import math
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.handler import Context, Reject
-from worker.handlers import read_settings
+from partway.worker.handler import Context, Reject
+from partway.worker.handlers import read_settings
 
 
 class SleepSettings(BaseSettings):

@@ -1,0 +1,1 @@
+"""Programs call Partway over HTTP: routes, bodies, keys, limits and the OpenAPI document."""

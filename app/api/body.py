@@ -1,0 +1,248 @@
+"""What comes in is checked in one place and refused with the name of what is wrong."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+
+from partway.app.problems import Problem, Wrong
+from partway.app.requests.split import Pieces, split
+from partway.app.settings import AppSettings
+
+# A public id stands in paths, logs and ledgers, and must mean the same in each.
+PUBLIC_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,63}")
+
+# A person reads this many; a body of two megabytes can hold a million.
+MOST_FAULTS = 20
+
+# Far from where the parsers of this program and of a handler give up.
+DEEPEST = 100
+
+# A name that nobody asked for may be as long as the body, and is not to be repeated whole.
+LONGEST_NAME = 64
+
+
+class Body(BaseModel):
+    """The body of POST and PUT /v1/requests."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    document: str | None = Field(
+        None, description="The text to be split. Either this or `segments`.", min_length=1
+    )
+    # fail_fast: to name a million wrong items would take seconds in which no other call goes on.
+    segments: list[str] | None = Field(
+        None,
+        description="The segments, where the caller splits by itself.",
+        min_length=1,
+        fail_fast=True,
+    )
+    language: str = Field(
+        "en",
+        description="The language of the text, for splitting it (BCP 47).",
+        pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$",
+        max_length=35,
+    )
+    params: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Handed to the handler unchanged."
+    )
+    deadline_ms: int = Field(
+        30_000, ge=1, description="How long the caller waits for the answer, in milliseconds."
+    )
+    on_missing: Literal["null", "source", "omit"] | None = Field(
+        "null",
+        description="What stands in `document` for a segment that is not done: no document at all, "
+        "its source, or nothing.",
+    )
+    on_disconnect: Literal["continue", "cancel"] | None = Field(
+        None,
+        description="What becomes of the request when the caller goes away. By default it goes on "
+        "after PUT, whose caller can come back, and is closed after POST.",
+    )
+
+    @field_validator("deadline_ms", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        # 5.0 is an integer to JSON Schema, and what some languages make of every number.
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request as it will be stored."""
+
+    public_id: str
+    body_hash: bytes
+    pieces: Pieces
+    is_document: bool
+    params: str
+    on_missing: Literal["null", "source", "omit"]
+    on_disconnect: Literal["continue", "cancel"]
+    deadline_ms: int
+
+
+def read_submission(
+    raw: bytes, content_type: str | None, public_id: str | None, own_id: str, settings: AppSettings
+) -> Submission:
+    """The request in a body; Problem 400, 415 or 422 says what is wrong with it, and where.
+
+    `public_id` is the caller's own id, None when there is none and `own_id` is to be used.
+    """
+    media_type = (content_type or "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise Problem("unsupported-media-type", "Send the request as application/json.")
+    value = read_json(raw)
+    refuse(unknown(value))
+    try:
+        body = Body.model_validate(value)
+    except ValidationError as error:
+        raise faulty(named(error)) from None
+    refuse(over_limits(body, settings))
+    if body.document is not None:
+        pieces = split(
+            body.document,
+            body.language,
+            min(settings.target_segments, settings.max_segments),
+            settings.max_segment_characters,
+        )
+    else:
+        pieces = Pieces([], body.segments or [])
+    refuse(too_many(pieces.sources, "/document", settings))
+    canonical = json.dumps(body.model_dump(), sort_keys=True).encode()
+    return Submission(
+        public_id=public_id or own_id,
+        body_hash=hashlib.sha256(canonical).digest(),
+        pieces=pieces,
+        is_document=body.document is not None,
+        params=json.dumps(body.params, ensure_ascii=False),
+        on_missing=body.on_missing or "null",
+        on_disconnect=body.on_disconnect or ("continue" if public_id else "cancel"),
+        deadline_ms=min(body.deadline_ms, settings.max_deadline_ms),
+    )
+
+
+def faulty(wrong: list[Wrong]) -> Problem:
+    """The problem that names these faults."""
+    return Problem("invalid-request", "The request has faults.", wrong=wrong)
+
+
+def refuse(wrong: Iterator[Wrong]) -> None:
+    """Nothing when there is no fault; otherwise Problem 422 names the first of them."""
+    first = list(islice(wrong, MOST_FAULTS))
+    if first:
+        raise faulty(first)
+
+
+def check_public_id(public_id: str) -> str:
+    """The id as it came; Problem 422 when it has characters that an id must not have."""
+    if PUBLIC_ID.fullmatch(public_id) is None:
+        raise Problem(
+            "invalid-request",
+            "An id is a letter or digit, then at most 63 of letters, digits and the marks . _ ~ -",
+        )
+    return public_id
+
+
+def read_json(raw: bytes) -> Any:
+    """What the JSON says; Problem 400 or 422 when a number is not finite or a text not UTF-8."""
+
+    def not_a_number(word: str) -> NoReturn:
+        raise Problem("invalid-json", f"The body is not JSON: {word} is not a number.")
+
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if number in (float("inf"), float("-inf")):
+            not_a_number(digits[:40])
+        return number
+
+    try:
+        value = json.loads(raw.decode(), parse_constant=not_a_number, parse_float=finite)
+    except UnicodeDecodeError as error:
+        raise Problem(
+            "invalid-json", f"The body is not UTF-8: byte {error.start} cannot be read."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise Problem(
+            "invalid-json",
+            f"The body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
+        ) from None
+    except RecursionError:
+        raise Problem("invalid-json", "The body is nested too deeply.") from None
+    except ValueError:  # an integer of more digits than Python will read
+        raise Problem("invalid-json", "The body holds a number with too many digits.") from None
+    refuse(unstorable(value, "", 0))
+    return value
+
+
+def unstorable(value: Any, pointer: str, depth: int) -> Iterator[Wrong]:
+    """The places at and below `pointer` that are too deep, or not to be written as UTF-8."""
+    if depth > DEEPEST:
+        yield Wrong(pointer, f"is more than {DEEPEST} levels deep")
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            yield Wrong(pointer, f"character {error.start} is half of a surrogate pair")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from unstorable(item, f"{pointer}/{i}", depth + 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from unstorable(key, pointer, depth)
+            yield from unstorable(item, f"{pointer}/{escaped(key)}", depth + 1)
+
+
+def unknown(value: Any) -> Iterator[Wrong]:
+    """What a body must not have at its top; nothing when it is an object with our fields only."""
+    if not isinstance(value, dict):
+        yield Wrong("", "must be a JSON object")
+        return
+    for key in value:
+        if key not in Body.model_fields:
+            yield Wrong(f"/{escaped(key)}", "is not a field of a request")
+
+
+def escaped(key: str) -> str:
+    """A member's name as a part of a JSON pointer (RFC 6901), cut where it is too long."""
+    name = key[:LONGEST_NAME].encode("utf-8", "replace").decode()
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def named(error: ValidationError) -> list[Wrong]:
+    """What pydantic found wrong, each with its JSON pointer; the text itself is never repeated."""
+    return [
+        Wrong("".join(f"/{escaped(str(part))}" for part in found["loc"]), said(found["msg"]))
+        for found in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+
+
+def said(message: str) -> str:
+    """pydantic's sentence as the rest of «/field: …»."""
+    return message[0].lower() + message[1:]
+
+
+def over_limits(body: Body, settings: AppSettings) -> Iterator[Wrong]:
+    """What is more than this node takes; nothing when all of it fits."""
+    if (body.document is None) == (body.segments is None):
+        yield Wrong("", "must have one of document and segments, and not both")
+    # The default never is too much: it shrinks to what this node allows.
+    if "deadline_ms" in body.model_fields_set and body.deadline_ms > settings.max_deadline_ms:
+        yield Wrong("/deadline_ms", f"must be at most {settings.max_deadline_ms}")
+    if len(json.dumps(body.params, ensure_ascii=False).encode()) > settings.max_params_bytes:
+        yield Wrong("/params", f"must be at most {settings.max_params_bytes} bytes")
+    yield from too_many(body.segments or [], "/segments", settings)
+    for index, source in enumerate(body.segments or []):
+        if len(source) > settings.max_segment_characters:
+            limit = settings.max_segment_characters
+            yield Wrong(f"/segments/{index}", f"must be at most {limit} characters")
+
+
+def too_many(sources: list[str], pointer: str, settings: AppSettings) -> Iterator[Wrong]:
+    """The fault of having more segments than this node takes; nothing when there are not."""
+    if len(sources) > settings.max_segments:
+        yield Wrong(pointer, f"gives {len(sources)} segments; {settings.max_segments} are allowed")

@@ -1,0 +1,355 @@
+"""Callers write programs against the OpenAPI document, so it names all that a call may answer."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+
+from partway.app import problems
+from partway.app.api.body import DEEPEST, PUBLIC_ID, Body
+from partway.app.api.usage import EVERYBODY, UsageAnswer
+from partway.app.problems import KINDS, PLAIN, PROBLEM, URN, Wrong
+from partway.app.requests.answer import Answer, Counts, SegmentAnswer, Usage
+from partway.app.requests.events import EVENT_ID, EVENTS, Accepted, Working
+from partway.app.requests.ledger import Metered
+from partway.app.settings import AppSettings
+
+COMPONENTS = "#/components/schemas/{model}"
+
+BEGAN = datetime(2026, 11, 30, 19, 47, 3, 746925, tzinfo=UTC)
+
+
+class Problem(BaseModel):
+    """What was wrong, and where (RFC 9457)."""
+
+    type: str = Field(
+        description="The kind, for programs; about:blank where the status says it all.",
+        json_schema_extra={"enum": [*(URN + kind for kind in KINDS), PLAIN]},
+    )
+    title: str
+    status: int = Field(ge=400, le=599)
+    detail: str
+    errors: list[Wrong] = Field(
+        [], description="Each fault of a body with its place, the first twenty of them."
+    )
+
+
+class SettledProblem(Problem):
+    """The request was metered and deleted; what was metered is all that is left."""
+
+    metered: Metered
+
+
+RETRY_AFTER = {
+    "Retry-After": {
+        "description": "After how many seconds to come back.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+
+WWW_AUTHENTICATE = {
+    "WWW-Authenticate": {
+        "description": "How to say who calls.",
+        "required": True,
+        "schema": {"const": "Bearer", "type": "string"},
+    }
+}
+
+# Not required: there is none where the tenant has no limit.
+RATE_HEADERS = {
+    "RateLimit": {
+        "description": "What is left of the characters of a minute, and in how many seconds all of "
+        "them are there again (draft-ietf-httpapi-ratelimit-headers).",
+        "schema": {"type": "string"},
+        "example": '"characters";r=99997000;t=1',
+    },
+    "RateLimit-Policy": {
+        "description": "How many characters may be sent in a minute.",
+        "schema": {"type": "string"},
+        "example": '"characters";q=100000000;qu="characters";w=60',
+    },
+}
+
+# What a problem of this status is sent with.
+PROBLEM_HEADERS: Mapping[int, Mapping[str, Any]] = {
+    401: WWW_AUTHENTICATE,
+    429: RETRY_AFTER | RATE_HEADERS,
+    503: RETRY_AFTER,
+}
+
+ANSWER_HEADERS = {
+    "Partway-Outcome": {
+        "description": "The status of the answer, for logs and proxies.",
+        "required": True,
+        "schema": {"$ref": COMPONENTS.format(model="Outcome")},
+    },
+    "Content-Location": {
+        "description": "Where this answer can be read until it is settled.",
+        "required": True,
+        "schema": {"type": "string", "format": "uri-reference"},
+    },
+}
+
+# Named by the operations of the door.
+LINKS = {
+    "read": {"operationId": "get_request", "parameters": {"public_id": "$response.body#/id"}},
+    "cancel": {"operationId": "cancel_request", "parameters": {"public_id": "$response.body#/id"}},
+    "watch": {"operationId": "get_events", "parameters": {"public_id": "$response.body#/id"}},
+}
+
+PREFERENCE_APPLIED = {
+    "Preference-Applied": {
+        "description": "What of the header Prefer was done (RFC 7240).",
+        "schema": {"type": "string"},
+        "example": "wait=20",
+    }
+}
+
+LOCATION = {
+    "Location": {
+        "description": "Where the answer can be read, and waited for.",
+        "required": True,
+        "schema": {"type": "string", "format": "uri-reference"},
+    }
+}
+
+# Headers of calls, none of which must be there; what of Prefer is not known is ignored.
+RESPOND_ASYNC = {
+    "name": "Prefer",
+    "in": "header",
+    "description": "respond-async: to be answered with 202 while the request still runs, after N "
+    "seconds with wait=N. The request goes on when its caller leaves (RFC 7240).",
+    "schema": {"type": "string"},
+    "example": "respond-async, wait=5",
+}
+WAIT = {
+    "name": "Prefer",
+    "in": "header",
+    "description": "wait=N: to be answered at the end of the request, or after N seconds "
+    "(RFC 7240).",
+    "schema": {"type": "string"},
+    "example": "wait=20",
+}
+LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "description": "The id of the last event that was read: how many segments the reader has, and "
+    "which. It gets the rest.",
+    "schema": {"type": "string", "pattern": f"^({EVENT_ID.pattern})?$"},
+    "example": "3:0-1,5",
+}
+
+# The four events by their names; an id is what Last-Event-ID says after it.
+EVENT_MODELS: Mapping[str, type[BaseModel]] = {
+    "accepted": Accepted,
+    "segment": SegmentAnswer,
+    "working": Working,
+    "end": Answer,
+}
+
+EXAMPLE_BODIES: Mapping[str, Any] = {
+    "document": {"value": {"document": "It is late. Good night!", "deadline_ms": 20_000}},
+    "segments": {
+        "value": {"segments": ["It is late.", "Good night!"], "params": {"target": "spa"}}
+    },
+}
+
+EXAMPLE_ANSWER = Answer(
+    id="letter-18",
+    status="partial",
+    created_at=BEGAN,
+    deadline_at=BEGAN + timedelta(seconds=20),
+    finished_at=BEGAN + timedelta(seconds=20.003),
+    counts=Counts(total=2, done=1, failed=0, timed_out=1, cancelled=0),
+    usage=Usage(segments=1, input_characters=11, output_characters=9, billed=True, final=True),
+    document=None,
+    segments=[
+        SegmentAnswer(index=0, status="done", result="Es tarde.", attempts=1),
+        SegmentAnswer(index=1, status="timed_out"),
+    ],
+)
+
+EXAMPLE_METERED = {
+    "status": "completed",
+    "segments": 1,
+    "input_characters": 11,
+    "output_characters": 9,
+    "billed": True,
+    "settled_at": "2026-11-30T19:48:24.102938Z",
+}
+
+
+EXAMPLE_CSV = """\
+day,tenant,status,billed,requests,segments,input_characters,output_characters
+2026-11-30,acme,completed,true,1,1,11,9
+"""
+
+
+def event_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
+    """What an event is once it is read: its name, its id where it has one, and the JSON in it."""
+    said = {"$ref": COMPONENTS.format(model=model.__name__)}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
+    fields: dict[str, Any] = {"event": {"const": name}, "data": data}
+    if name != "working":
+        fields["id"] = {"type": "string", "pattern": f"^{EVENT_ID.pattern}$"}
+    return {"type": "object", "required": list(fields), "properties": fields}
+
+
+# As OpenAPI 3.2 describes a stream, and the framework its own.
+EVENT_STREAM: dict[str, Any] = {
+    EVENTS: {"itemSchema": {"oneOf": [event_schema(*named) for named in EVENT_MODELS.items()]}}
+}
+
+
+def takes(settings: AppSettings) -> dict[str, Any]:
+    """The body of POST and PUT, with the limits of this node."""
+    schema = Body.model_json_schema()
+    schema.pop("$defs")
+    fields = schema["properties"]
+    longest = min(settings.max_body_bytes, settings.max_segments * settings.max_segment_characters)
+    fields["document"]["anyOf"][0]["maxLength"] = longest
+    fields["segments"]["anyOf"][0]["maxItems"] = settings.max_segments
+    fields["segments"]["anyOf"][0]["items"]["maxLength"] = settings.max_segment_characters
+    fields["params"]["additionalProperties"] = True
+    fields["params"]["description"] += (
+        f" At most {settings.max_params_bytes} bytes of JSON, {DEEPEST} levels deep."
+    )
+    fields["deadline_ms"]["maximum"] = settings.max_deadline_ms
+    fields["deadline_ms"]["default"] = min(
+        fields["deadline_ms"]["default"], settings.max_deadline_ms
+    )
+    schema["oneOf"] = [
+        {
+            "required": [given],
+            "properties": {given: {"not": {"type": "null"}}, other: {"type": "null"}},
+        }
+        for given, other in (("document", "segments"), ("segments", "document"))
+    ]
+    content = {"application/json": {"schema": schema, "examples": dict(EXAMPLE_BODIES)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def sends(parameter: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call may send with this header, besides what the framework knows of."""
+    return {"parameters": [dict(parameter)]}
+
+
+def gives(*kinds: str, headers: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+    """The responses of a call that answers a request, or with one of these kinds of problem."""
+    answer = {
+        "model": Answer,
+        "description": "What is there of the request.",
+        "headers": ANSWER_HEADERS | (headers or {}),
+    }
+    return {200: answer, **refuses(*kinds)}
+
+
+def begins(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a call that brings a request, or with one of these kinds of problem."""
+    responses = gives(*kinds, headers=RATE_HEADERS | PREFERENCE_APPLIED)
+    early = {
+        "description": "The request runs; the caller preferred not to wait for its end.",
+        "headers": responses[200]["headers"] | LOCATION,
+    }
+    responses[200] |= {"links": LINKS, "content": EVENT_STREAM}
+    responses[200]["description"] = (
+        "What is there of the request; event by event with Accept: text/event-stream."
+    )
+    return {**responses, 202: {"model": Answer, "links": LINKS, **early}}
+
+
+def shows(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a call that watches a request, or with one of these kinds of problem."""
+    place = {"Content-Location": ANSWER_HEADERS["Content-Location"]}
+    return {
+        200: {"description": "The events, to the end.", "headers": place, "content": EVENT_STREAM},
+        204: {"description": "The reader has had the end already."},
+        **refuses(*kinds),
+    }
+
+
+def counts(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a call that answers with what was metered, or with one of these problems."""
+    table = {"text/csv": {"schema": {"type": "string"}, "example": EXAMPLE_CSV}}
+    found = {"model": UsageAnswer, "description": "What was metered.", "content": table}
+    return {200: found, **refuses(*kinds)}
+
+
+def refuses(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The responses with one of these kinds of problem, by their status."""
+    by_status: dict[int, list[str]] = defaultdict(list)
+    for kind in (*kinds, "internal"):
+        by_status[KINDS[kind][0]].append(kind)
+    return {status: refusal(status, kinds_of_it) for status, kinds_of_it in by_status.items()}
+
+
+def refusal(status: int, kinds: list[str]) -> dict[str, Any]:
+    """The response of this status, which these kinds of problem share."""
+    model = "SettledProblem" if "settled" in kinds else "Problem"
+    return {
+        "description": "; ".join(KINDS[kind][1] for kind in kinds) + ".",
+        "content": {
+            PROBLEM: {
+                "schema": {"$ref": COMPONENTS.format(model=model)},
+                "examples": {kind: {"value": example(kind)} for kind in kinds},
+            }
+        },
+        **({"headers": PROBLEM_HEADERS[status]} if status in PROBLEM_HEADERS else {}),
+    }
+
+
+def example(kind: str) -> dict[str, Any]:
+    """A problem of this kind, as it is answered."""
+    wrong = [Wrong("/deadline_ms", "must be at most 55000")] if kind == "invalid-request" else None
+    members = {"metered": EXAMPLE_METERED} if kind == "settled" else None
+    said = f"{KINDS[kind][1]}."
+    return problems.Problem(kind, said, wrong=wrong, members=members).document()
+
+
+# How an id is written, where a path has one.
+ID_IN_PATH = {"pattern": f"^{PUBLIC_ID.pattern}$"}
+
+# How a time is written in a query; UTC where it does not say.
+TIME_IN_QUERY = {
+    "anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]
+}
+
+TENANT_IN_QUERY = {
+    "anyOf": [
+        {"type": "string", "pattern": f"^{PUBLIC_ID.pattern}$"},
+        {"type": "string", "const": EVERYBODY},
+    ],
+    "description": f"Whose, for operators; {EVERYBODY} for all.",
+}
+
+# Under the name that each operation refers to, but for those that say nothing of anybody.
+KEY_SCHEME = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key of the tenant's, as `python -m app keys create` shows it once.",
+    }
+}
+WITHOUT_A_KEY: dict[str, Any] = {"security": []}
+
+
+def completed(document: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document of the framework, with the schemas that it cannot know of."""
+    schemas = document["components"]["schemas"]
+    _, ours = models_json_schema(
+        [
+            *((Problem, "validation"), (SettledProblem, "validation")),
+            *((Accepted, "serialization"), (Working, "serialization")),
+        ],
+        ref_template=COMPONENTS,
+    )
+    schemas |= ours["$defs"]
+    # Not with the response: the framework would take every null out of it.
+    schemas["Answer"]["examples"] = [EXAMPLE_ANSWER.model_dump(mode="json")]
+    schemas["Outcome"] = schemas["Answer"]["properties"]["status"]
+    document["components"]["securitySchemes"] = KEY_SCHEME
+    document["security"] = [{name: []} for name in KEY_SCHEME]
+    return document

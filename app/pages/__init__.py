@@ -1,0 +1,1 @@
+"""People watch a document in a browser, and operators watch the whole service."""

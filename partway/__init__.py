@@ -1,0 +1,1 @@
+"""Send a document and a deadline; get back what is done by then; pay for exactly that."""

@@ -1,0 +1,1 @@
+"""The HTTP node: requests, the HTTP API and the pages."""

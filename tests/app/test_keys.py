@@ -1,0 +1,147 @@
+"""Keys are made, listed and revoked where the database is, and each is shown once."""
+
+import asyncio
+import re
+
+import pytest
+
+from partway.app.api.access import Caller, digest, find_caller
+from partway.store.database import Database
+from tests.store.test_start import endings
+
+# The command's words are its own, whichever server holds the rows.
+pytestmark = pytest.mark.one_server
+
+KEY = re.compile(r"pw_[A-Za-z0-9_-]{43}\n")
+
+
+async def said_by(url: str, *words: str) -> tuple[int, str, str]:
+    """How `python -m app keys` ended: status, standard output, standard error."""
+    (ending,) = await asyncio.to_thread(endings, url, [("app", "keys", *words)])
+    return ending
+
+
+async def listed_keys(url: str) -> list[dict[str, str]]:
+    """The lines of the list, by the names in its first."""
+    status, out, said = await said_by(url, "list")
+    assert (status, said) == (0, "")
+    names, *lines = (line.split("\t") for line in out.splitlines())
+    return [dict(zip(names, line, strict=True)) for line in lines]
+
+
+async def test_a_new_key_stands_alone_on_standard_output_and_works(url: str, db: Database) -> None:
+    status, out, said = await said_by(url, "create", "--tenant", "acme", "--name", "billing run")
+
+    assert status == 0
+    assert KEY.fullmatch(out)
+    assert said == "app: a key of acme for requests; it is shown this once\n"
+    assert await find_caller(db, out.strip(), None) == Caller("acme", frozenset({"requests"}))
+    (row,) = await db.read("SELECT * FROM access_keys")
+    assert row["hash"] == digest(out.strip())
+    assert (row["name"], row["revoked_at"]) == ("billing run", None)
+
+
+@pytest.mark.parametrize(
+    "flags, scopes",
+    [
+        (["--scope", "operator"], {"operator"}),
+        (["--scope", "operator", "--scope", "requests"], {"requests", "operator"}),
+        (["--scope", "requests", "--scope", "requests"], {"requests"}),
+    ],
+)
+async def test_a_key_is_for_what_it_was_made_for(
+    url: str, db: Database, flags: list[str], scopes: set[str]
+) -> None:
+    _, out, _ = await said_by(url, "create", "--tenant", "acme", *flags)
+
+    assert await find_caller(db, out.strip(), None) == Caller("acme", frozenset(scopes))
+
+
+async def test_the_first_key_can_be_made_before_any_program_has_run(url: str) -> None:
+    status, out, _ = await said_by(url, "create", "--tenant", "acme")
+
+    assert (status, bool(KEY.fullmatch(out))) == (0, True)
+
+
+async def test_the_list_shows_every_key_and_none_of_them(url: str) -> None:
+    keys = [(await said_by(url, "create", "--tenant", t))[1] for t in ("beta", "acme", "acme")]
+    await said_by(url, "revoke", digest(keys[2].strip()).hex()[:12])
+
+    rows = await listed_keys(url)
+
+    assert [row["tenant"] for row in rows] == ["acme", "acme", "beta"]
+    assert [row["key"] for row in rows] == [digest(keys[n].strip()).hex()[:12] for n in (1, 2, 0)]
+    assert [bool(row["revoked_at"]) for row in rows] == [False, True, False]
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d", row["created_at"]) for row in rows)
+    _, out, _ = await said_by(url, "list")
+    assert not any(key.strip()[3:] in out for key in keys)
+
+
+async def test_a_revoked_key_is_worth_nothing_and_stays_so(url: str, db: Database) -> None:
+    key = (await said_by(url, "create", "--tenant", "acme", "--name", "old"))[1].strip()
+    prefix = digest(key).hex()[:12]
+
+    ends = [await said_by(url, "revoke", prefix)]
+    when = await db.read("SELECT revoked_at FROM access_keys")
+    ends.append(await said_by(url, "revoke", prefix))
+
+    assert await db.read("SELECT revoked_at FROM access_keys") == when
+    assert ends == [(0, "", f"app: the key {prefix} of acme (old) is revoked\n")] * 2
+    assert await find_caller(db, key, None) is None
+    (row,) = await db.read("SELECT created_at < revoked_at AS is_later FROM access_keys")
+    assert row["is_later"]
+
+
+async def test_what_names_no_key_or_more_than_one_revokes_none(url: str, db: Database) -> None:
+    for last in (1, 2):
+        await db.write(
+            "INSERT INTO access_keys VALUES (%s, 'acme', 'requests', '', NOW(6), NULL)",
+            (bytes([0xAB] * 31 + [last]),),
+        )
+
+    unknown = await said_by(url, "revoke", "abac")
+    both = await said_by(url, "revoke", "abab")
+    one = await said_by(url, "revoke", "ab" * 31 + "01")
+
+    assert unknown == (1, "", "app: no key begins with abac\n")
+    assert both == (1, "", "app: more than one key begins with abab: write more of it\n")
+    assert one[0] == 0
+    rows = await db.read("SELECT revoked_at IS NULL AS works FROM access_keys ORDER BY hash")
+    assert [row["works"] for row in rows] == [0, 1]
+
+
+GOOD = "mysql://me:secret@127.0.0.1:1/partway"
+
+
+def test_a_wrong_word_is_named_and_the_status_is_2() -> None:
+    for words, wanted in (
+        ((), "app keys: the following arguments are required: create|list|revoke"),
+        (("make",), "app keys: argument create|list|revoke: invalid choice: 'make'"),
+        (("create",), "app keys create: the following arguments are required: --tenant"),
+        (("create", "--tenant", "a b"), "app keys create: argument --tenant: a tenant is a"),
+        (("create", "--tenant", "*"), "app keys create: argument --tenant: a tenant is a"),
+        (("create", "--tenant", "a", "--scope", "all"), "app keys create: argument --scope: inv"),
+        (("create", "--tenant", "a", "--name", "a\tb"), "app keys create: argument --name: a name"),
+        (("revoke",), "app keys revoke: the following arguments are required: prefix"),
+        (("revoke", "abc"), "app keys revoke: argument prefix: the digits that `list` shows"),
+        (("revoke", "pw_abcdef"), "app keys revoke: argument prefix: the digits that"),
+    ):
+        ((status, out, said),) = endings(GOOD, [("app", "keys", *words)])
+        assert (status, out, said.count("\n")) == (2, "", 1), said
+        assert said.startswith(wanted), said
+
+
+def test_a_database_that_is_away_is_named_and_the_status_is_1() -> None:
+    ((status, out, said),) = endings(GOOD, [("app", "keys", "list")])
+
+    assert (status, out, said.count("\n")) == (1, "", 1)
+    assert said.startswith("app: cannot use the database at 127.0.0.1:1: 2003")
+    assert "secret" not in said
+
+
+def test_help_says_what_there_is() -> None:
+    words = [("app", "--help"), ("app", "keys", "--help"), ("app", "keys", "create", "--help")]
+    wanted = [("python -m app keys", "--keyless"), ("create", "list", "revoke"), ("--tenant",)]
+    for (status, out, said), names in zip(endings(None, words), wanted, strict=True):
+        assert (status, said) == (0, "")
+        assert [name for name in names if name not in out] == []

@@ -1,0 +1,1 @@
+"""The batch: settlement, the reaper, the reports and the audit."""

@@ -1,0 +1,1 @@
+"""What all programs share: the database, settings, logs, the close and the start."""

@@ -1,0 +1,1 @@
+"""Several programs together, real processes, deployment files and the tools of proof."""

@@ -1,0 +1,230 @@
+"""The code is laid out as it is deployed, and nothing in it stands without a sentence."""
+
+import ast
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from partway.app.settings import AppSettings
+from partway.batch.settings import BatchSettings
+from partway.client.call import KEY_SETTING, URL_SETTING
+from partway.store.database import Database
+from partway.store.exposition import MetricsSettings
+from partway.store.settings import DatabaseSettings, LogSettings
+from partway.worker.handlers.apertium import ApertiumSettings
+from partway.worker.handlers.http import HttpSettings
+from partway.worker.handlers.sleep import SleepSettings
+from partway.worker.settings import WorkerSettings
+from tests.actions import ROOT
+
+PROGRAMS = ("app", "worker", "batch")
+FLOORS = (*PROGRAMS, "store", "client", "local", "bench", "tests", "proof")
+SETTINGS: tuple[type[BaseSettings], ...] = (
+    DatabaseSettings,
+    LogSettings,
+    MetricsSettings,
+    AppSettings,
+    WorkerSettings,
+    BatchSettings,
+    ApertiumSettings,
+    HttpSettings,
+    SleepSettings,
+)
+
+# Which floor may stand on which; what is outside the house is not asked about here.
+MAY_IMPORT = {
+    "app": {"app", "store"},
+    "worker": {"worker", "store"},
+    "batch": {"batch", "store"},
+    "store": {"store"},
+    "client": {"client"},
+    "local": {"local"},
+}
+
+
+def modules(*floors: str) -> Iterator[Path]:
+    """The Python files of these floors."""
+    for floor in floors:
+        yield from sorted((ROOT / floor).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level names that a file imports, wherever in it; `app` for `partway.app.x`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.removeprefix("partway.").split(".")[0] for name in names}
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("floor", MAY_IMPORT)
+def test_programs_stand_side_by_side_on_the_store(floor: str) -> None:
+    wrong = {
+        named(path): beyond
+        for path in modules(floor)
+        if (beyond := (imported(path) & set(FLOORS)) - MAY_IMPORT[floor])
+    }
+
+    assert wrong == {}
+
+
+def test_only_the_door_knows_the_web() -> None:
+    web = {"fastapi", "starlette", "uvicorn"}
+
+    knows = {named(path) for path in modules(*PROGRAMS, "store") if imported(path) & web}
+
+    assert knows == {
+        *("app/__main__.py", "app/api/access.py", "app/api/routes.py"),
+        *("app/pages/ops.py", "app/pages/page.py"),
+    }
+
+
+@pytest.mark.parametrize("path", list(modules(*FLOORS)), ids=named)
+def test_a_module_opens_with_one_sentence(path: Path) -> None:
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+    assert said is not None, "no sentence, no module"
+    assert said.splitlines()[0].endswith("."), said.splitlines()[0]
+
+
+def test_a_public_function_says_what_comes_back() -> None:
+    silent = [
+        f"{named(path)}: {node.name}"
+        for path in modules(*PROGRAMS, "store", "client")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not node.name.startswith("_") and ast.get_docstring(node) is None
+    ]
+
+    assert silent == []
+
+
+async def test_every_table_column_and_index_has_its_sentence(db: Database) -> None:
+    rows = [
+        *await db.read(
+            "SELECT table_name AS what, table_comment AS said FROM information_schema.tables"
+            " WHERE table_schema = DATABASE()"
+        ),
+        *await db.read(
+            "SELECT CONCAT(table_name, '.', column_name) AS what, column_comment AS said"
+            " FROM information_schema.columns WHERE table_schema = DATABASE()"
+        ),
+        *await db.read(
+            "SELECT CONCAT(table_name, ' ', index_name) AS what, index_comment AS said"
+            " FROM information_schema.statistics WHERE table_schema = DATABASE()"
+        ),
+    ]
+
+    assert len(rows) > 40
+    assert [row["what"] for row in rows if not row["said"].endswith((".", ")"))] == []
+
+
+def dependency_lines() -> Iterator[tuple[str, str]]:
+    """Each dependency of pyproject.toml with the line above it."""
+    lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    project = tomllib.loads("\n".join(lines))["project"]
+    wanted = [
+        *project["dependencies"],
+        *itertools.chain(*project["optional-dependencies"].values()),
+    ]
+    for above, line in itertools.pairwise(lines):
+        if line.strip().strip('",') in wanted:
+            yield line.strip(), above.strip()
+
+
+def test_every_dependency_has_its_sentence() -> None:
+    pairs = list(dependency_lines())
+
+    # One sentence may stand above two that come together, such as a library and its types.
+    alone = [
+        line
+        for (line, above), (before, _) in zip(pairs, [("", ""), *pairs], strict=False)
+        if not above.startswith("#") and above != before
+    ]
+
+    assert len(pairs) > 15
+    assert alone == []
+
+
+def names_of(settings: type[BaseSettings]) -> list[str]:
+    prefix = settings.model_config.get("env_prefix", "")
+    return [f"{prefix}{name}".upper() for name in settings.model_fields]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: s.__name__)
+def test_every_setting_has_its_sentence_and_stands_in_the_readme(
+    settings: type[BaseSettings],
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    unexplained = [
+        name
+        for name, field in settings.model_fields.items()
+        if not (field.description or "").endswith(".")
+    ]
+
+    assert unexplained == []
+    assert [name for name in names_of(settings) if f"`{name}`" not in readme] == []
+
+
+def test_the_readme_names_no_setting_that_is_gone() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    known = {name for settings in SETTINGS for name in names_of(settings)}
+    known |= {URL_SETTING, KEY_SETTING}
+
+    said = set(re.findall(r"`(PARTWAY_[A-Z_]+)`", readme))
+
+    assert said - known <= {"PARTWAY_CACHE"}
+
+
+def test_the_readme_begins_with_its_two_commands() -> None:
+    head = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:20]
+
+    assert any(line.strip().startswith("make run") for line in head)
+    assert any(line.strip().startswith("make test") for line in head)
+
+
+def test_every_target_of_the_makefile_has_its_sentence() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    targets = re.findall(r"^([a-z][a-z-]*):(.*)$", makefile, flags=re.MULTILINE)
+
+    assert {"run", "test", "help"} <= {name for name, _ in targets}
+    assert [name for name, rest in targets if "##" not in rest] == []
+
+
+def constants(path: Path) -> Iterator[tuple[str, str]]:
+    """The string constants that are SQL, by name."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+            and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE)\b", node.value.value)
+        ):
+            assert isinstance(node.targets[0], ast.Name)
+            yield node.targets[0].id, node.value.value
+
+
+def test_a_statement_is_a_constant_in_capitals_that_compares_times_to_the_microsecond() -> None:
+    statements = [
+        (f"{named(path)} {name}", name, sql)
+        for path in modules(*PROGRAMS, "store")
+        for name, sql in constants(path)
+    ]
+
+    assert len(statements) > 25
+    assert [where for where, name, _ in statements if not name.isupper()] == []
+    assert [where for where, _, sql in statements if re.search(r"\b(NOW|SYSDATE)\(\)", sql)] == []
+    assert [where for where, _, sql in statements if "CURRENT_TIMESTAMP" in sql] == []

@@ -1,0 +1,1 @@
+"""The worker: claims, fences, handlers and the processes that run them."""
