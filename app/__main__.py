@@ -16,16 +16,16 @@ import uvloop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from partway.app.api import keys
-from partway.app.api.access import is_open
+from partway.app.api.access import has_any_key
 from partway.app.api.routes import Door, build
 from partway.app.metrics import PROBLEMS
-from partway.app.problems import PLAIN, PROBLEM, plain
+from partway.app.problems import NO_TYPE, PROBLEM_MEDIA_TYPE, plain_document
 from partway.app.settings import AppSettings
 from partway.store.database import Database
 from partway.store.log import start_log
 from partway.store.loop import stop_on_signals
 from partway.store.settings import DatabaseSettings, LogSettings, read_settings
-from partway.store.start import Refusal, opened
+from partway.store.start import StartupError, open_database
 
 log = logging.getLogger("partway.app")
 
@@ -55,9 +55,9 @@ class Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Say so and end the connection; just end it where an answer has begun already."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            PROBLEMS[PLAIN].inc()
-            said = json.dumps(plain(400) | {"detail": msg}).encode()
-            headers = [("Content-Type", PROBLEM), ("Content-Length", str(len(said)))]
+            PROBLEMS[NO_TYPE].inc()
+            said = json.dumps(plain_document(400) | {"detail": msg}).encode()
+            headers = [("Content-Type", PROBLEM_MEDIA_TYPE), ("Content-Length", str(len(said)))]
             for event in (
                 h11.Response(
                     status_code=400,
@@ -85,14 +85,14 @@ def listening(settings: AppSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         place = f"{settings.host}:{settings.port}"
-        raise Refusal(f"cannot listen on {place}: {error.strerror}") from error
+        raise StartupError(f"cannot listen on {place}: {error.strerror}") from error
 
 
 async def serve(database: DatabaseSettings, settings: AppSettings) -> None:
     """Serve until told to stop, then end in order; nothing comes back."""
     stop = stop_on_signals()
-    async with opened(database) as db:
-        if not settings.keyless and not await is_open(db):
+    async with open_database(database) as db:
+        if not settings.keyless and not await has_any_key(db):
             log.warning("there is no key yet: python -m app keys create --tenant NAME makes one")
         door = Door(db, settings)
         gc.freeze()
@@ -143,7 +143,7 @@ def main() -> int:
     database = read_settings(DatabaseSettings, "app")
     try:
         uvloop.run(serve(database, settings))
-    except Refusal as refusal:
+    except StartupError as refusal:
         print(f"app: {refusal}", file=sys.stderr)
         return 1
     return 0

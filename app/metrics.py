@@ -5,8 +5,8 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from partway.app.problems import KINDS, PLAIN
-from partway.store.metrics import bound, name_program
+from partway.app.problems import KINDS, NO_TYPE
+from partway.store.metrics import label_values, name_program
 
 REGISTRY = CollectorRegistry()
 
@@ -19,7 +19,7 @@ OUTCOMES: tuple[Outcome, ...] = (
     *("completed", "partial", "cancelled", "abandoned", "running", "rejected", "client_gone"),
 )
 
-REQUESTS = bound(
+REQUESTS = label_values(
     Counter(
         "partway_requests_total",
         "Calls of POST and PUT, by how they ended.",
@@ -29,7 +29,7 @@ REQUESTS = bound(
     *OUTCOMES,
 )
 
-PROBLEMS = bound(
+PROBLEMS = label_values(
     Counter(
         "partway_problems_total",
         "Errors that were answered, by the kind of the problem.",
@@ -37,7 +37,7 @@ PROBLEMS = bound(
         registry=REGISTRY,
     ),
     *KINDS,
-    PLAIN,
+    NO_TYPE,
 )
 
 # Up to the longest deadline, and what a node may need after that.

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-PROBLEM = "application/problem+json"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 # What stands before the kind in the `type` of a problem.
 URN = "urn:partway:problem:"
 
 # The `type` of what has no kind of its own, such as 405.
-PLAIN = "about:blank"
+NO_TYPE = "about:blank"
 
 # The kinds that a program can tell apart, with the status that each is sent with.
 KINDS: Mapping[str, tuple[int, str]] = {
@@ -34,7 +34,7 @@ KINDS: Mapping[str, tuple[int, str]] = {
 
 
 @dataclass(frozen=True)
-class Wrong:
+class FieldError:
     """One fault of a body: a JSON pointer (RFC 6901; "" is the whole) and what is wrong there."""
 
     pointer: str
@@ -49,7 +49,7 @@ class Problem(Exception):
         kind: str,
         detail: str,
         *,
-        wrong: list[Wrong] | None = None,
+        wrong: list[FieldError] | None = None,
         members: Mapping[str, Any] | None = None,
         retry_after_seconds: int | None = None,
         headers: Mapping[str, str] | None = None,
@@ -77,7 +77,7 @@ class Problem(Exception):
         }
 
 
-def plain(status: int) -> dict[str, Any]:
+def plain_document(status: int) -> dict[str, Any]:
     """The problem document of a status that has no kind of its own, such as 405."""
     phrase = HTTPStatus(status).phrase
-    return {"type": PLAIN, "title": phrase, "status": status, "detail": f"{phrase}."}
+    return {"type": NO_TYPE, "title": phrase, "status": status, "detail": f"{phrase}."}

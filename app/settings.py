@@ -41,7 +41,7 @@ class AppSettings(BaseSettings):
         le=10_000,
         description="How many segments a document is split into, or more where they were too long.",
     )
-    # MariaDB takes no packet over 16 MiB unless told to, and the gaps of a document are one value.
+    # MariaDB takes no packet over 16 MiB by default, and the separators are stored as one value.
     max_body_bytes: int = Field(
         2_097_152, ge=1024, le=8_388_608, description="The largest body of a request, in bytes."
     )

@@ -15,18 +15,18 @@ import uvloop
 from pymysql.err import MySQLError
 
 from partway.batch.audit import audit
-from partway.batch.gauges import LOOK_SECONDS, look
+from partway.batch.gauges import GAUGE_SECONDS, read_gauges
 from partway.batch.metrics import ABANDONED, BLOCKED, LAST_SUCCESS, REGISTRY, SETTLEMENTS
-from partway.batch.report import standing, usage
+from partway.batch.reaper import abandon, overdue
+from partway.batch.report import status_rows, usage
 from partway.batch.settings import BatchSettings
 from partway.batch.settle import PAGE, settle, settleable
-from partway.batch.sweep import abandon, overdue
-from partway.store.database import Database, Row, Unavailable, said
-from partway.store.exposition import MetricsSettings, exposed
+from partway.store.database import Database, Row, Unavailable, error_text
+from partway.store.exposition import MetricsSettings, serve_metrics
 from partway.store.log import start_log
 from partway.store.loop import repeat, stop_on_signals, until_idle
 from partway.store.settings import DatabaseSettings, Flags, LogSettings, read_settings
-from partway.store.start import Refusal, opened
+from partway.store.start import StartupError, open_database
 
 log = logging.getLogger("partway.batch")
 
@@ -52,23 +52,23 @@ class Batch:
         self._settings = settings
         self._stop = stop
         self._after = 0
-        self._put_off = 0
+        self._deferred = 0
         self._refused: set[int] = set()
-        self._looked_at = time.monotonic()
+        self._read_at = time.monotonic()
         self._gives_up_at = float("-inf")
 
     async def step(self) -> bool:
         """Close what is overdue, settle a page of what is ready; False when nothing more waits."""
         closed = settled = 0
         late = await overdue(self._db, self._settings.grace_seconds)
-        self._note_look()
+        self._note_read()
         for request_id in late if time.monotonic() >= self._gives_up_at else []:
             if await self._tried(request_id, abandon(self._db, request_id)):
                 closed += 1
                 ABANDONED.inc()
                 log.warning("closed as abandoned", extra=await named(self._db, request_id))
-        page = await settleable(self._db, self._settings.keep_seconds, self._after)
-        # However many are put off, those behind them come next.
+        page = await settleable(self._db, self._settings.retention_seconds, self._after)
+        # However many are deferred, those behind them come next.
         more = len(page) == PAGE
         self._after = page[-1] if more else 0
         # In no order, so that two batches seldom meet.
@@ -78,33 +78,33 @@ class Batch:
                 break
             tries = (self._tried(id_, self._settled(id_)) for id_ in ready[first : first + AT_ONCE])
             settled += sum(await asyncio.gather(*tries))
-            self._note_look()
+            self._note_read()
         if closed or settled:
             log.info("%d closed as abandoned, %d settled", closed, settled)
         if not more:
-            BLOCKED.set(self._put_off)
-            self._put_off = 0
+            BLOCKED.set(self._deferred)
+            self._deferred = 0
         LAST_SUCCESS.set_to_current_time()
         return bool(closed or settled or more)
 
-    def _note_look(self) -> None:
+    def _note_read(self) -> None:
         """After a silence of the database, give nothing up for another grace.
 
         Callers at whose deadline it was away were told to come back, and can do so only now.
         """
         now = time.monotonic()
-        if now - self._looked_at > self._settings.idle_seconds + SILENT_SECONDS:
+        if now - self._read_at > self._settings.idle_seconds + SILENT_SECONDS:
             self._gives_up_at = now + self._settings.grace_seconds
-        self._looked_at = now
+        self._read_at = now
 
     async def _settled(self, request_id: int) -> bool:
         try:
-            said = await settle(self._db, request_id, self._settings.keep_seconds)
+            settling = await settle(self._db, request_id, self._settings.retention_seconds)
         except MySQLError:
             SETTLEMENTS["refused"].inc()
             raise
-        self._put_off += said == "put off"
-        return said == "settled"
+        self._deferred += settling == "deferred"
+        return settling == "settled"
 
     async def _tried(self, request_id: int, doing: Awaitable[bool]) -> bool:
         try:
@@ -117,7 +117,7 @@ class Batch:
                 log.error(
                     "request %d is left as it is: %s",
                     request_id,
-                    said(error),
+                    error_text(error),
                     extra=await named(self._db, request_id),
                 )
             return False
@@ -142,22 +142,24 @@ async def run(
     """Settle until told to stop; nothing comes back."""
     stop = stop_on_signals()
     async with (
-        exposed(metrics, REGISTRY),
-        opened(database) as db,
+        serve_metrics(metrics, REGISTRY),
+        open_database(database) as db,
         asyncio.TaskGroup() as loops,
     ):
         batch = Batch(db, settings, stop)
-        log.info("settling, %g s after the close", settings.keep_seconds)
+        log.info("settling, %g s after the close", settings.retention_seconds)
         loops.create_task(repeat(batch.step, lambda: settings.idle_seconds, stop))
         if metrics.port:
-            looks = functools.partial(look, db, settings.keep_seconds)
-            loops.create_task(repeat(looks, lambda: LOOK_SECONDS, stop, first_seconds=LOOK_SECONDS))
+            looks = functools.partial(read_gauges, db, settings.retention_seconds)
+            loops.create_task(
+                repeat(looks, lambda: GAUGE_SECONDS, stop, first_seconds=GAUGE_SECONDS)
+            )
 
 
 async def run_once(database: DatabaseSettings, settings: BatchSettings) -> None:
     """Settle until nothing more is ready, or told to stop; nothing comes back."""
     stop = stop_on_signals()
-    async with opened(database) as db:
+    async with open_database(database) as db:
         await until_idle(Batch(db, settings, stop).step, stop)
 
 
@@ -165,7 +167,7 @@ async def report(
     database: DatabaseSettings, ask: Callable[[Database], Awaitable[list[Row]]], as_json: bool
 ) -> int:
     """Print what was asked; how many rows it has."""
-    async with opened(database) as db:
+    async with open_database(database) as db:
         rows = await ask(db)
     if as_json:
         for row in rows:
@@ -217,8 +219,8 @@ def ask(word: str, flags: list[str]) -> int:
     database = read_settings(DatabaseSettings, "batch")
     asks: dict[str, Callable[[Database], Awaitable[list[Row]]]] = {
         "usage": lambda db: usage(db, given["from"], given["to"]),
-        "audit": lambda db: audit(db, settings.grace_seconds, settings.keep_seconds),
-        "status": standing,
+        "audit": lambda db: audit(db, settings.grace_seconds, settings.retention_seconds),
+        "status": status_rows,
     }
     found = uvloop.run(report(database, asks[word], given["json"]))
     if word != "audit":
@@ -242,7 +244,7 @@ def main() -> int:
         database = read_settings(DatabaseSettings, "batch")
         metrics = read_settings(MetricsSettings, "batch")
         uvloop.run(run_once(database, settings) if once else run(database, settings, metrics))
-    except (Refusal, Unavailable) as refusal:
+    except (StartupError, Unavailable) as refusal:
         print(f"batch: {refusal}", file=sys.stderr)
         return 1
     return 0

@@ -110,7 +110,7 @@ RECORD_BREACHES: Mapping[str, str] = {
 }
 
 
-async def audit(db: Database, grace_seconds: float, keep_seconds: float) -> list[Row]:
+async def audit(db: Database, grace_seconds: float, retention_seconds: float) -> list[Row]:
     """Each breach of a law that the rows and the ledger show; [] when they agree.
 
     It locks nothing, and reads every row: two hundred requests with their segments and texts in one
@@ -118,7 +118,7 @@ async def audit(db: Database, grace_seconds: float, keep_seconds: float) -> list
     """
     limits = {
         "overdue": grace_seconds + OVERDUE_SECONDS,
-        "unsettled": keep_seconds + UNSETTLED_SECONDS,
+        "unsettled": retention_seconds + UNSETTLED_SECONDS,
         "lease": LONGEST_LEASE_SECONDS + CLOCK_SECONDS,
         "attempts": MOST_ATTEMPTS,
         "clock": CLOCK_SECONDS,

@@ -17,12 +17,12 @@ from partway.batch.metrics import (
     SEGMENTS,
     WORKERS,
 )
-from partway.store.database import Database, said
+from partway.store.database import Database, error_text
 
 log = logging.getLogger("partway.batch")
 
 # The longest rest between two looks; the shortest is half of it.
-LOOK_SECONDS = 30.0
+GAUGE_SECONDS = 30.0
 
 # A figure beyond this says no more than that it is too large.
 REQUESTS_COUNTED = 10_000
@@ -35,18 +35,18 @@ SEGMENTS_COUNTED = 100_000
 MISSED_SECONDS = 40
 
 
-async def look(db: Database, keep_seconds: float) -> bool:
+async def read_gauges(db: Database, retention_seconds: float) -> bool:
     """Set each gauge to what the tables show now; False always.
 
     What the server refuses is logged: the batch has a bill to write, whoever looks on.
     """
     try:
-        await look_at_active(db)
-        await look_at_segments(db)
-        await look_at_backlog(db, keep_seconds)
-        await look_at_workers(db)
+        await read_active(db)
+        await read_segments(db)
+        await read_backlog(db, retention_seconds)
+        await read_workers(db)
     except MySQLError as error:
-        log.warning("gauges not read: %s", said(error))
+        log.warning("gauges not read: %s", error_text(error))
     return False
 
 
@@ -61,7 +61,7 @@ FROM   (SELECT id
 """
 
 
-async def look_at_active(db: Database) -> None:
+async def read_active(db: Database) -> None:
     """Set the gauge of active requests; nothing comes back."""
     (row,) = await db.read(ACTIVE_REQUESTS, (REQUESTS_COUNTED,))
     ACTIVE.set(row["requests"])
@@ -86,7 +86,7 @@ FROM   (SELECT s.status, s.lease_until >= NOW(6) AS is_live, r.age_microseconds
 """
 
 
-async def look_at_segments(db: Database) -> None:
+async def read_segments(db: Database) -> None:
     """Set the gauges of segments by state, and of how long the oldest waits; nothing comes back."""
     (row,) = await db.read(WAITING_SEGMENTS, (REQUESTS_LOOKED_INTO, SEGMENTS_COUNTED))
     for state, gauge in SEGMENTS.items():
@@ -120,12 +120,14 @@ WHERE  closed_at < NOW(6) - INTERVAL %s MICROSECOND
 """
 
 
-async def look_at_backlog(db: Database, keep_seconds: float) -> None:
+async def read_backlog(db: Database, retention_seconds: float) -> None:
     """Set the gauges of what could be settled and for how long; nothing comes back."""
     most = REQUESTS_COUNTED
-    (row,) = await db.read(SETTLEABLE_REQUESTS, (most, most, most, int(keep_seconds * 1_000_000)))
+    (row,) = await db.read(
+        SETTLEABLE_REQUESTS, (most, most, most, int(retention_seconds * 1_000_000))
+    )
     BACKLOG.set(min(row["requests"], most))
-    LAG.set(max(int(row["oldest_microseconds"]) / 1_000_000 - keep_seconds, 0))
+    LAG.set(max(int(row["oldest_microseconds"]) / 1_000_000 - retention_seconds, 0))
 
 
 PRESENT_WORKERS = """
@@ -138,7 +140,7 @@ WHERE  seen_at > NOW(6) - INTERVAL %s SECOND
 """
 
 
-async def look_at_workers(db: Database) -> None:
+async def read_workers(db: Database) -> None:
     """Set the gauges of the fleet; nothing comes back."""
     (row,) = await db.read(PRESENT_WORKERS, (REQUESTS_COUNTED, MISSED_SECONDS))
     WORKERS.set(row["workers"])

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from partway.store.metrics import bound, name_program
+from partway.store.metrics import label_values, name_program
 
 REGISTRY = CollectorRegistry()
 
@@ -16,7 +16,7 @@ _SETTLEMENTS = Counter(
 # By the words of batch.settle.
 SETTLEMENTS = {
     said: _SETTLEMENTS.labels(said.replace(" ", "_"))
-    for said in ("settled", "put off", "gone", "refused")
+    for said in ("settled", "deferred", "gone", "refused")
 }
 
 SETTLEMENT_DURATION = Histogram(
@@ -38,7 +38,7 @@ METERED_SEGMENTS = Counter(
     registry=REGISTRY,
 )
 
-METERED_CHARACTERS = bound(
+METERED_CHARACTERS = label_values(
     Counter(
         "partway_metered_characters_total",
         "Unicode code points that were billed, of sources and of results.",
@@ -56,7 +56,7 @@ LAST_SUCCESS = Gauge(
 
 BLOCKED = Gauge(
     "partway_settlement_blocked_requests",
-    "Requests that the last look put off, since somebody holds their rows or still runs them.",
+    "Requests that the last look deferred, since somebody holds their rows or still runs them.",
     registry=REGISTRY,
 )
 
@@ -68,7 +68,7 @@ ACTIVE = Gauge(
     registry=REGISTRY,
 )
 
-SEGMENTS = bound(
+SEGMENTS = label_values(
     Gauge(
         "partway_segments",
         "Segments that wait, run, or have outlived their lease, of requests that are not due yet.",

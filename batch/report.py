@@ -25,7 +25,7 @@ async def usage(db: Database, since: datetime, until: datetime) -> list[Row]:
     return [row | {"billed": bool(row["billed"])} for row in rows]
 
 
-STANDING_REQUESTS = """
+REQUESTS_BY_STATUS = """
 SELECT status AS what,
        COUNT(*) AS requests,
        CAST(SUM(segments) AS UNSIGNED) AS segments,
@@ -37,7 +37,7 @@ GROUP  BY status
 ORDER  BY status
 """
 
-STANDING_SEGMENTS = """
+SEGMENTS_BY_STATUS = """
 SELECT s.status AS what,
        COUNT(*) AS segments,
        CAST(SUM(s.status = 'processing' AND s.lease_until < NOW(6)) AS UNSIGNED) AS expired
@@ -49,7 +49,7 @@ ORDER  BY s.status
 """
 
 
-async def standing(db: Database) -> list[Row]:
+async def status_rows(db: Database) -> list[Row]:
     """What is in the tables now: requests by status, and the segments of the active ones."""
     requests = [
         {
@@ -58,7 +58,7 @@ async def standing(db: Database) -> list[Row]:
             "oldest_seconds": round(float(row["oldest_seconds"]), 1),
             "note": f"{row['overdue']} overdue" if row["overdue"] else "",
         }
-        for row in await db.read(STANDING_REQUESTS)
+        for row in await db.read(REQUESTS_BY_STATUS)
     ]
     segments = [
         {
@@ -67,6 +67,6 @@ async def standing(db: Database) -> list[Row]:
             "oldest_seconds": None,
             "note": f"{row['expired']} with an expired lease" if row["expired"] else "",
         }
-        for row in await db.read(STANDING_SEGMENTS)
+        for row in await db.read(SEGMENTS_BY_STATUS)
     ]
     return requests + segments

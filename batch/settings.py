@@ -11,7 +11,7 @@ class BatchSettings(BaseSettings):
 
     # A caller whose connection broke comes back within a minute, or not at all. Never less than the
     # node that closed it needs to read the answer: it would be billed, and its caller told 410.
-    keep_seconds: float = Field(
+    retention_seconds: float = Field(
         60,
         ge=1,
         le=86_400,

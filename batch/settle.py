@@ -16,7 +16,7 @@ from partway.store.database import Database, Row
 
 log = logging.getLogger("partway.batch")
 
-Settling = Literal["settled", "put off", "gone"]
+Settling = Literal["settled", "deferred", "gone"]
 
 # How many candidates are read at once: after days without a batch there may be a million.
 PAGE = 1000
@@ -35,12 +35,12 @@ LIMIT  %s
 """
 
 
-async def settleable(db: Database, keep_seconds: float, after: int) -> list[int]:
+async def settleable(db: Database, retention_seconds: float, after: int) -> list[int]:
     """A page of the final requests that were kept long enough, of those with an id above `after`.
 
     Fewer than PAGE when no more lie behind them.
     """
-    rows = await db.read(SETTLEABLE, (after, int(keep_seconds * 1_000_000), PAGE))
+    rows = await db.read(SETTLEABLE, (after, int(retention_seconds * 1_000_000), PAGE))
     return [row["id"] for row in rows]
 
 
@@ -85,15 +85,15 @@ WHERE  r.id = %s
 GROUP  BY r.id, r.tenant, r.public_id, r.status
 """
 
-FORGET_SEGMENTS = "DELETE FROM segments WHERE request_id = %s"
+DELETE_SEGMENTS = "DELETE FROM segments WHERE request_id = %s"
 
-FORGET_REQUEST = "DELETE FROM requests WHERE id = %s"
+DELETE_REQUEST = "DELETE FROM requests WHERE id = %s"
 
 
-async def settle(db: Database, request_id: int, keep_seconds: float) -> Settling:
+async def settle(db: Database, request_id: int, retention_seconds: float) -> Settling:
     """Meter a final request and delete it: record first, delete second, commit once.
 
-    Only for ids that were read as final. "put off" when somebody holds one of its rows, or when it
+    Only for ids that were read as final. "deferred" when somebody holds one of its rows, or when it
     was cancelled and a straggler's lease is live, though not beyond deadline + keep; "gone" when
     another batch holds it or was first.
     """
@@ -103,7 +103,7 @@ async def settle(db: Database, request_id: int, keep_seconds: float) -> Settling
     async def once(_: Exception | None) -> Settling:
         nonlocal record
         async with db.transaction() as cursor:
-            await cursor.execute(LOCK_REQUEST, (int(keep_seconds * 1_000_000), request_id))
+            await cursor.execute(LOCK_REQUEST, (int(retention_seconds * 1_000_000), request_id))
             request = await cursor.fetchone()
             if request is None:
                 # The run before may have been committed and only its reply lost.
@@ -112,26 +112,26 @@ async def settle(db: Database, request_id: int, keep_seconds: float) -> Settling
             await cursor.execute(LOCK_SEGMENTS, (request_id,))
             segments = await cursor.fetchone()
             if segments["locked"] < request["segments"]:
-                return "put off"
+                return "deferred"
             if request["waits_for_leases"] and segments["live"]:
-                return "put off"
-            await record_and_forget(cursor, request_id)
+                return "deferred"
+            await record_and_delete(cursor, request_id)
             record = await read_record(cursor, request)
         return "settled"
 
-    said = await db.retry(once)
-    SETTLEMENTS[said].inc()
-    if said == "settled" and record is not None:
+    settling = await db.retry(once)
+    SETTLEMENTS[settling].inc()
+    if settling == "settled" and record is not None:
         SETTLEMENT_DURATION.observe(time.monotonic() - began)
-        note(request_id, record)
-    return said
+        log_settlement(request_id, record)
+    return settling
 
 
-async def record_and_forget(cursor: aiomysql.DictCursor, request_id: int) -> None:
+async def record_and_delete(cursor: aiomysql.DictCursor, request_id: int) -> None:
     """Nothing; afterwards the record is there and the rows are not, once the caller commits."""
     await cursor.execute(METER, (request_id,))
-    await cursor.execute(FORGET_SEGMENTS, (request_id,))
-    await cursor.execute(FORGET_REQUEST, (request_id,))
+    await cursor.execute(DELETE_SEGMENTS, (request_id,))
+    await cursor.execute(DELETE_REQUEST, (request_id,))
 
 
 RECORD = """
@@ -149,7 +149,7 @@ async def read_record(cursor: aiomysql.DictCursor, request: Row) -> Row | None:
     return found
 
 
-def note(request_id: int, record: Row) -> None:
+def log_settlement(request_id: int, record: Row) -> None:
     """Log a settlement, and count what is billed of it; nothing comes back."""
     if record["billed"]:
         METERED_SEGMENTS.inc(record["segments"])

@@ -10,7 +10,7 @@ import uvloop
 from bench.crowd import crowd
 from bench.fleet import Fleet
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.choice import Choice
 from partway.worker.lease import Ready, exchange
 
@@ -19,8 +19,8 @@ RESULT = "y" * 1024
 LEASE_SECONDS = 60.0
 MAX_ATTEMPTS = 3
 
-# As a worker's own (WorkerSettings.aside_seconds), for the order of the list is part of the cost.
-ASIDE_SECONDS = 3.0
+# As a worker's own (WorkerSettings.backoff_seconds), for the order of the list is part of the cost.
+BACKOFF_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ async def exchanging(
     ready: Barrier, settings: DatabaseSettings, at_once: int, seconds: float
 ) -> Drained:
     """Exchange until nothing is left or the time is over, as a worker whose handler takes none."""
-    async with opened(settings) as db:
-        choice = Choice(ASIDE_SECONDS)
+    async with open_database(settings) as db:
+        choice = Choice(BACKOFF_SECONDS)
         results: list[Ready] = []
         done = 0
         await asyncio.to_thread(ready.wait)

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 from bench.fleet import Fleet, Stage, fleet
 from bench.measured import Curve, Measured, at_most, figure, point, ratios
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.lease import exchange
 
 # Beside none at all: what two equal servers differ by.
@@ -108,7 +108,7 @@ async def claim_times(fleets: Sequence[Fleet]) -> list[list[float]]:
         for used in fleets:
             used.fill("waiting", 1, SEGMENTS)
             number = used.number("SELECT MAX(id) FROM requests")
-            db = await stack.enter_async_context(opened(used.settings(pool_size=1)))
+            db = await stack.enter_async_context(open_database(used.settings(pool_size=1)))
             open_.append((db, number))
         for _ in range(SEGMENTS):
             for (db, number), taken in zip(open_, times, strict=True):

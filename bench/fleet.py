@@ -21,7 +21,7 @@ from bench.filling import Kind, filling
 from local import children
 from local.server import Program, Server
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 
 TREE = Path(__file__).resolve().parent.parent
 
@@ -140,7 +140,7 @@ class Fleet:
 
     def batch(self) -> None:
         """Come back when a batch settles, a second after each close."""
-        self._wait_for("settling", self.start("batch", ("batch",), {"BATCH_KEEP_SECONDS": 1}))
+        self._wait_for("settling", self.start("batch", ("batch",), {"BATCH_RETENTION_SECONDS": 1}))
 
     def _wait_for(self, word: str, log: Path) -> None:
         self.wait_until(lambda: word in log.read_text(), f"{word!r} in {log}")
@@ -227,7 +227,7 @@ def refuse_what_is_not_durable(server: Server) -> None:
 
 async def make_tables(settings: DatabaseSettings) -> None:
     """Nothing; afterwards our tables are there."""
-    async with opened(settings):
+    async with open_database(settings):
         pass
 
 

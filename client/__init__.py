@@ -12,16 +12,23 @@ from partway.client.answer import (
     Working,
 )
 from partway.client.partway import AsyncPartway, Partway
-from partway.client.problems import Away, Metered, NotPartway, PartwayError, Problem, Wrong
+from partway.client.problems import (
+    FieldError,
+    Metered,
+    NotPartway,
+    PartwayError,
+    Problem,
+    ServerUnavailable,
+)
 
 __all__ = [
     "Accepted",
     "Answer",
     "AsyncPartway",
-    "Away",
     "Counts",
     "End",
     "Event",
+    "FieldError",
     "Metered",
     "NotPartway",
     "Options",
@@ -29,7 +36,7 @@ __all__ = [
     "PartwayError",
     "Problem",
     "Segment",
+    "ServerUnavailable",
     "Usage",
     "Working",
-    "Wrong",
 ]

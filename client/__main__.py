@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 from partway.client.answer import ANSWER, Answer, End, Usage
 from partway.client.call import DEFAULT_URL, KEY_SETTING, URL_SETTING, check_id
 from partway.client.partway import Partway
-from partway.client.problems import Away, PartwayError, Problem
+from partway.client.problems import PartwayError, Problem, ServerUnavailable
 from partway.client.progress import Bars
 
 COMPLETE, FAILED, USAGE, PARTIAL = 0, 1, 2, 3
@@ -173,10 +173,12 @@ def wait(partway: Partway, text: str, given: argparse.Namespace) -> Answer:
                 bars.show(event)
                 if isinstance(event, End):
                     return event.answer
-    except Away as error:
+    except ServerUnavailable as error:
         if not accepted:
             raise
-        raise Away(f"{error}; it goes on, and the same with --id {given.id} joins it") from error
+        raise ServerUnavailable(
+            f"{error}; it goes on, and the same with --id {given.id} joins it"
+        ) from error
     raise AssertionError("a stream ends with its end")
 
 
@@ -229,7 +231,7 @@ def show(answer: Answer, given: argparse.Namespace) -> int:
 def refusal(error: PartwayError, url: str) -> str:
     """Why there is no answer, in one line that says what can be done about it."""
     match error:
-        case Away():
+        case ServerUnavailable():
             return f"no answer from {url}: {error}"
         case Problem(status=401):
             return f"{url} asks for a key that it knows; set {KEY_SETTING}"

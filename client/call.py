@@ -14,7 +14,7 @@ from httpx_sse import ServerSentEvent
 from pydantic import ValidationError
 
 from partway.client.answer import ANSWER, Answer, Event, Options, read_event
-from partway.client.problems import Away, NotPartway, Problem, phrase, read_problem
+from partway.client.problems import NotPartway, Problem, ServerUnavailable, phrase, read_problem
 
 URL_SETTING = "PARTWAY_URL"
 KEY_SETTING = "PARTWAY_KEY"
@@ -26,10 +26,10 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 RETRY_SECONDS = 30.0
 
 # What may be over in a moment: too many requests, and a node or its database that is away.
-PASSING = {429, 502, 503, 504}
+RETRYABLE_STATUSES = {429, 502, 503, 504}
 
-FIRST_REST_SECONDS = 0.2
-LONGEST_REST_SECONDS = 5.0
+FIRST_WAIT_SECONDS = 0.2
+MAX_WAIT_SECONDS = 5.0
 
 CONNECT_SECONDS = 5.0
 
@@ -90,7 +90,7 @@ def check_id(id: str) -> str:
     return id
 
 
-def place_of(id: str) -> str:
+def request_path(id: str) -> str:
     """The path of the request of this id."""
     return f"/v1/requests/{check_id(id)}"
 
@@ -108,17 +108,17 @@ def put(document: str | Sequence[str], options: Options) -> Call:
     else:
         body["segments"] = list(document)
     deadline_seconds = options.get("deadline_ms", DEFAULT_DEADLINE_MS) / 1000
-    return Call("PUT", place_of(id), body, timeout=within(deadline_seconds + LATE_SECONDS))
+    return Call("PUT", request_path(id), body, timeout=within(deadline_seconds + LATE_SECONDS))
 
 
 def get(id: str) -> Call:
     """Ask what is there of a request."""
-    return Call("GET", place_of(id))
+    return Call("GET", request_path(id))
 
 
 def delete(id: str) -> Call:
     """Cancel a request."""
-    return Call("DELETE", place_of(id))
+    return Call("DELETE", request_path(id))
 
 
 def read_reply(reply: httpx.Response) -> Answer:
@@ -133,7 +133,7 @@ def read_reply(reply: httpx.Response) -> Answer:
         raise NotPartway(f"{reply.url} answered something else than Partway does") from None
 
 
-class Patience:
+class RetryPolicy:
     """How long one call that fails is made again, and after which rests.
 
     The time runs from its first failure, and anew from the next one after `renew`.
@@ -148,31 +148,31 @@ class Patience:
         self._ends_at: float | None = None
         self._tries = 0
 
-    def rest_seconds(self, error: httpx.TransportError | Problem) -> float:
+    def wait_seconds(self, error: httpx.TransportError | Problem) -> float:
         """How long to rest before the call is made again; raises the error when it is not."""
         now = time.monotonic()
         if self._ends_at is None:
             self._ends_at = now + self._seconds
         # Uneven, so that those who failed together do not come back together.
-        rest = min(FIRST_REST_SECONDS * 2.0**self._tries, LONGEST_REST_SECONDS)
+        rest = min(FIRST_WAIT_SECONDS * 2.0**self._tries, MAX_WAIT_SECONDS)
         rest *= random.uniform(0.5, 1)
         self._tries += 1
         if isinstance(error, Problem):
             rest = max(rest, error.retry_after_seconds or 0)
         is_over = now + rest > self._ends_at
         if isinstance(error, Problem):
-            if is_over or error.status not in PASSING:
+            if is_over or error.status not in RETRYABLE_STATUSES:
                 raise error
         elif is_over:
-            raise Away(str(error) or type(error).__name__) from error
+            raise ServerUnavailable(str(error) or type(error).__name__) from error
         return rest
 
 
 class Stream:
     """How far one stream of events has come, so that after a break it goes on from there."""
 
-    def __init__(self, call: Call, patience: Patience) -> None:
-        self.patience = patience
+    def __init__(self, call: Call, retry_policy: RetryPolicy) -> None:
+        self.retry_policy = retry_policy
         self._last_id = ""
         # What to send next: until the request is known to be stored, all of it again.
         self.call = replace(call, headers={"Accept": EVENTS})
@@ -190,7 +190,7 @@ class Stream:
         # Not at any message: a server that says the same again and again has nothing new.
         if message.id != self._last_id:
             self._last_id = message.id
-            self.patience.renew()
+            self.retry_policy.renew()
             self.call = Call(
                 "GET",
                 self.call.url.removesuffix("/events") + "/events",

@@ -11,7 +11,7 @@ from httpx_sse import EventSource
 
 from partway.client import call
 from partway.client.answer import Answer, End, Event, Options
-from partway.client.call import RETRY_SECONDS, Call, Patience, Stream, connection, read_reply
+from partway.client.call import RETRY_SECONDS, Call, RetryPolicy, Stream, connection, read_reply
 from partway.client.problems import Problem
 
 
@@ -58,7 +58,7 @@ class Partway:
 
         A server that knows no events gives the end only.
         """
-        stream = Stream(call.put(document, options), Patience(self._retry_seconds))
+        stream = Stream(call.put(document, options), RetryPolicy(self._retry_seconds))
         while True:
             try:
                 with self._http.stream(**vars(stream.call)) as reply:
@@ -74,15 +74,15 @@ class Partway:
                             return
                     raise httpx.ReadError("the events ended before the end")
             except (httpx.TransportError, Problem) as error:
-                time.sleep(stream.patience.rest_seconds(error))
+                time.sleep(stream.retry_policy.wait_seconds(error))
 
     def _ask(self, what: Call) -> Answer:
-        patience = Patience(self._retry_seconds)
+        retry_policy = RetryPolicy(self._retry_seconds)
         while True:
             try:
                 return read_reply(self._http.request(**vars(what)))
             except (httpx.TransportError, Problem) as error:
-                time.sleep(patience.rest_seconds(error))
+                time.sleep(retry_policy.wait_seconds(error))
 
 
 class AsyncPartway:
@@ -124,7 +124,7 @@ class AsyncPartway:
 
         A server that knows no events gives the end only.
         """
-        stream = Stream(call.put(document, options), Patience(self._retry_seconds))
+        stream = Stream(call.put(document, options), RetryPolicy(self._retry_seconds))
         while True:
             try:
                 async with self._http.stream(**vars(stream.call)) as reply:
@@ -141,12 +141,12 @@ class AsyncPartway:
                                 return
                     raise httpx.ReadError("the events ended before the end")
             except (httpx.TransportError, Problem) as error:
-                await asyncio.sleep(stream.patience.rest_seconds(error))
+                await asyncio.sleep(stream.retry_policy.wait_seconds(error))
 
     async def _ask(self, what: Call) -> Answer:
-        patience = Patience(self._retry_seconds)
+        retry_policy = RetryPolicy(self._retry_seconds)
         while True:
             try:
                 return read_reply(await self._http.request(**vars(what)))
             except (httpx.TransportError, Problem) as error:
-                await asyncio.sleep(patience.rest_seconds(error))
+                await asyncio.sleep(retry_policy.wait_seconds(error))

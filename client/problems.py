@@ -15,7 +15,7 @@ class PartwayError(Exception):
     """Whatever keeps a call from being answered."""
 
 
-class Away(PartwayError):
+class ServerUnavailable(PartwayError):
     """No answer, for as long as the call was tried; the server may have taken the request."""
 
 
@@ -24,7 +24,7 @@ class NotPartway(PartwayError):
 
 
 @dataclass(frozen=True)
-class Wrong:
+class FieldError:
     """One fault of a request: a JSON pointer ("" is the whole body) and what is wrong there."""
 
     pointer: str
@@ -50,7 +50,7 @@ class Document:
     type: str = "about:blank"
     title: str = ""
     detail: str = ""
-    errors: tuple[Wrong, ...] = ()
+    errors: tuple[FieldError, ...] = ()
     metered: Metered | None = None
 
 

@@ -30,7 +30,7 @@ WORKERS = 4
 DEADLINE_SECONDS = 30
 
 # Short, since a person waits for the bill; a deployment keeps its answers for longer.
-KEEP_SECONDS = 5
+RETENTION_SECONDS = 5
 
 # What is open at Ctrl-C has so long, and is answered with what is done by then.
 LAST_SECONDS = 5
@@ -58,7 +58,7 @@ To look into it, or to add a worker that has the same handler:
 Answers are kept here for {keep} s, not a minute. Ctrl-C ends everything."""
 
 
-class Failure(Exception):
+class RunError(Exception):
     """What went wrong, in words for the person at the terminal."""
 
 
@@ -93,7 +93,7 @@ class Programs:
         if self.server is not None and self.server.process is not None:
             status = self.server.process.poll()
             if status is not None:
-                raise Failure(f"the database server has ended with status {status}")
+                raise RunError(f"the database server has ended with status {status}")
         for name, process in list(self.running.items()):
             status = process.poll()
             if status is not None and status < 0:
@@ -101,7 +101,7 @@ class Programs:
                 self.start(name, *self.words[name])
             elif status is not None:
                 log = self.logs / f"{name}.log"
-                raise Failure(
+                raise RunError(
                     f"{name} has ended with status {status}. The last of its log:\n\n"
                     f"{children.last_lines(log)}\n\n    (all of it: {log})"
                 )
@@ -136,7 +136,7 @@ def main() -> int:
         run(arguments.folder.absolute(), arguments.port, arguments.handler)
     except KeyboardInterrupt:
         pass
-    except (Failure, ServerError) as error:
+    except (RunError, ServerError) as error:
         say(f"\n{bold('This did not work:')} {error}")
         return 1
     say("Everything has ended.")
@@ -162,7 +162,7 @@ def run(folder: Path, port: int, handler: str) -> None:
     with held(folder, logs) as lock, database(folder) as (database_url, server):
         check_port_is_free(port)
         here = {
-            "PARTWAY_BATCH_KEEP_SECONDS": str(KEEP_SECONDS),
+            "PARTWAY_BATCH_RETENTION_SECONDS": str(RETENTION_SECONDS),
             # Only this machine reaches it, and whoever tries it has no key yet.
             "PARTWAY_APP_KEYLESS": "on",
             # What the page can offer here: the language pair that setup.sh installs.
@@ -187,7 +187,7 @@ def run(folder: Path, port: int, handler: str) -> None:
             with httpx.Client(base_url=url, trust_env=False) as http:
                 wait_until_ready(http, programs)
                 show(http, programs)
-            kept = programs.environment["PARTWAY_BATCH_KEEP_SECONDS"]
+            kept = programs.environment["PARTWAY_BATCH_RETENTION_SECONDS"]
             say(HOW_TO_CALL.format(url=url, database_url=database_url, keep=kept))
             stay(programs)
         finally:
@@ -206,7 +206,7 @@ def held(folder: Path, logs: Path) -> Iterator[int]:
     try:
         ours = hold(folder, 0)
     except ServerError:
-        raise Failure(f"a `make run` is up already (it uses {folder}); end it first") from None
+        raise RunError(f"a `make run` is up already (it uses {folder}); end it first") from None
     try:
         try:
             lock = hold(logs, 0)
@@ -230,7 +230,7 @@ def database(folder: Path) -> Iterator[tuple[str, Server | None]]:
         return
     program = next(filter(None, map(find, KINDS)), None)
     if program is None:
-        raise Failure("there is no database server; local/setup.sh run installs one")
+        raise RunError("there is no database server; local/setup.sh run installs one")
     server_folder = folder / program.kind
     if not fits(server_folder):
         # A tree may lie deeper than the path of a socket can reach.
@@ -271,7 +271,7 @@ def check_port_is_free(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise Failure(
+            raise RunError(
                 f"port {port} cannot be used ({error.strerror}); "
                 f'try another: make run ARGS="--port {port + 1}"'
             ) from None
@@ -292,7 +292,7 @@ def wait_until_ready(http: httpx.Client, programs: Programs) -> None:
             return
         said = answer.text
         time.sleep(0.1)
-    raise Failure(f"the app was not ready within {READY_SECONDS:.0f} s: {said}")
+    raise RunError(f"the app was not ready within {READY_SECONDS:.0f} s: {said}")
 
 
 def show(http: httpx.Client, programs: Programs) -> None:
@@ -326,7 +326,7 @@ def show(http: httpx.Client, programs: Programs) -> None:
     )
     for source, result in first_lines(document, answer["document"]):
         say(f"{source}\n{colour(result)}\n")
-    keep = programs.environment["PARTWAY_BATCH_KEEP_SECONDS"]
+    keep = programs.environment["PARTWAY_BATCH_RETENTION_SECONDS"]
     say(f"The answer is kept for {keep} s, then the batch bills and deletes it …")
     show_bill(programs, http, request_id, answer["usage"], float(keep))
 
@@ -342,7 +342,7 @@ def show_bill(
         if metered is not None:
             break
         if time.monotonic() > give_up:
-            raise Failure(f"{request_id} was not settled within {keep + READY_SECONDS:.0f} s")
+            raise RunError(f"{request_id} was not settled within {keep + READY_SECONDS:.0f} s")
         time.sleep(0.25)
     say(
         f"\n{bold('The bill')}    {metered['segments']} segments, "
@@ -351,7 +351,7 @@ def show_bill(
     )
     for measure in ("segments", "input_characters", "output_characters"):
         if metered[measure] != usage[measure]:
-            raise Failure(f"the answer said {usage[measure]} {measure}, which is not the bill")
+            raise RunError(f"the answer said {usage[measure]} {measure}, which is not the bill")
     say("            exactly what was answered")
 
 
@@ -369,9 +369,9 @@ def call(
         response = http.request(method, path, json=json, timeout=DEADLINE_SECONDS + END_SECONDS)
     except httpx.TransportError as error:
         programs.check()
-        raise Failure(f"{method} {path}: {error}") from error
+        raise RunError(f"{method} {path}: {error}") from error
     if response.status_code not in (200, also):
-        raise Failure(f"{method} {path} was answered with {response.status_code}: {response.text}")
+        raise RunError(f"{method} {path} was answered with {response.status_code}: {response.text}")
     found: dict[str, Any] = response.json()
     return found
 

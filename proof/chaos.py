@@ -44,17 +44,17 @@ from tests.proxy import Cut, Proxy
 T = TypeVar("T")
 
 LEASE_SECONDS = 2.5
-KEEP_SECONDS = 5
+RETENTION_SECONDS = 5
 GRACE_SECONDS = 2
 CALLERS = 14
 
 SETTINGS = {
     "PARTWAY_WORKER_LEASE_SECONDS": LEASE_SECONDS,
-    "PARTWAY_WORKER_ASIDE_SECONDS": 0.5,
+    "PARTWAY_WORKER_BACKOFF_SECONDS": 0.5,
     "PARTWAY_WORKER_RETRY_SECONDS": 0.2,
     "PARTWAY_WORKER_IDLE_SECONDS": 0.2,
     "PARTWAY_WORKER_GRACE_SECONDS": 2,
-    "PARTWAY_BATCH_KEEP_SECONDS": KEEP_SECONDS,
+    "PARTWAY_BATCH_RETENTION_SECONDS": RETENTION_SECONDS,
     "PARTWAY_BATCH_GRACE_SECONDS": GRACE_SECONDS,
     "PARTWAY_BATCH_IDLE_SECONDS": 0.5,
     "PARTWAY_APP_KEYLESS": "on",
@@ -727,7 +727,7 @@ def caller(seed: int, number: int, nodes: Sequence[str], book: Book) -> Callable
     """Makes one of the callers, in the thread where it is to live."""
     name = f"c{number}"
     chance = random.Random(f"{seed} {name}")
-    return lambda: Caller(name, chance, nodes, book, KEEP_SECONDS)
+    return lambda: Caller(name, chance, nodes, book, RETENTION_SECONDS)
 
 
 def possible(server: str, disk: Path | None) -> tuple[list[str], list[str]]:

@@ -40,8 +40,8 @@ import partway.app.requests.answer
 import partway.app.requests.fanin
 import partway.app.requests.fanout
 import partway.app.requests.ledger
+import partway.batch.reaper
 import partway.batch.settle
-import partway.batch.sweep
 import partway.store.close
 import partway.store.database
 import partway.worker.lease
@@ -49,9 +49,9 @@ from partway.app.requests.answer import Answer, read_answer
 from partway.app.requests.ledger import Metered, Settled
 from partway.store.database import Database, Row, error_number, pooled
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.lease import Ready
-from proof.transaction_pairs import THREE, TWO, Act, Meeting, Told, World
+from proof.transaction_pairs import THREE, TWO, Act, Told, TransactionPair, World
 from tests.actions import TENANT, WAIT_SECONDS
 from tests.conftest import GIVEN, SNAPSHOT_ISOLATION, AnyServer, GivenServer, kinds
 
@@ -62,8 +62,17 @@ ASKED_TIMES = 3
 
 # None of these may ever wait: nobody who answers does (law 10), and SKIP LOCKED does not.
 NEVER_WAIT = frozenset(
-    {"CLOSE", "FIND", "LOOK", "PROCESSING", "SOURCES", "FIND_METERED", "STANDING", "SETTLEABLE"}
-    | {"OVERDUE", "CLAIM", "LOCK_REQUEST", "LOCK_SEGMENTS", "RESCUE", "STILL_FREE"}
+    {
+        "CLOSE",
+        "READ_REQUEST",
+        "NEWLY_FINISHED",
+        "PROCESSING",
+        "SOURCES",
+        "FIND_METERED",
+        "ACTIVE_TOTALS",
+        "SETTLEABLE",
+    }
+    | {"OVERDUE", "CLAIM", "LOCK_REQUEST", "LOCK_SEGMENTS", "LOCKABLE", "STILL_FREE"}
 )
 
 
@@ -114,7 +123,7 @@ class Order:
         """The picks as one word, which `run` takes again."""
         return "".join("ABCD"[pick] for pick in self.picks)
 
-    def told_in_full(self, meeting: Meeting) -> str:
+    def told_in_full(self, meeting: TransactionPair) -> str:
         """The steps in order, a line each."""
         names = meeting.names()
         lines = [
@@ -214,7 +223,7 @@ def namer() -> Callable[[str], str]:
         partway.app.requests.admission,
         partway.worker.lease,
         partway.batch.settle,
-        partway.batch.sweep,
+        partway.batch.reaper,
     )
     for module in (*modules, partway.store.close):
         for name, text in vars(module).items():
@@ -241,7 +250,7 @@ WAITING = "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'"
 class Stage:
     """One server and one meeting: its state is restored before each order."""
 
-    def __init__(self, db: Database, meeting: Meeting, sessions: list[Session]) -> None:
+    def __init__(self, db: Database, meeting: TransactionPair, sessions: list[Session]) -> None:
         self.db = db
         self.meeting = meeting
         self.sessions = sessions
@@ -343,7 +352,7 @@ class Stage:
         kept = {
             "CLOSE": order.closes,
             "METER": order.counts,
-            "FORGET_SEGMENTS": order.deletions,
+            "DELETE_SEGMENTS": order.deletions,
         }
         for session in self.sessions:
             for statement in session.ran:
@@ -398,7 +407,7 @@ def follow(prefix: Sequence[int]) -> Choice:
 
 
 @asynccontextmanager
-async def staged(db: Database, url: str, meeting: Meeting) -> AsyncIterator[Stage]:
+async def staged(db: Database, url: str, meeting: TransactionPair) -> AsyncIterator[Stage]:
     """The stage for a meeting, its sessions connected as the programs connect."""
     async with AsyncExitStack() as stack:
         # Who is held still by us must not run out of time.
@@ -444,7 +453,7 @@ def figures(record: Any) -> tuple[int, int, int]:
     return record["segments"], record["input_characters"], record["output_characters"]
 
 
-def breaches(meeting: Meeting, world: World, order: Order) -> list[str]:
+def breaches(meeting: TransactionPair, world: World, order: Order) -> list[str]:
     """The laws that this order broke, in words; [] when it broke none."""
     return [
         *broken_fence(order),
@@ -585,7 +594,7 @@ def broken_count(order: Order) -> Iterable[str]:
             yield f"law 6: segment {row['index_no']} counts {row['attempts']} attempts"
 
 
-def broken_wait(meeting: Meeting, order: Order) -> Iterable[str]:
+def broken_wait(meeting: TransactionPair, order: Order) -> Iterable[str]:
     """Law 10: nobody who answers waits for a lock, and nobody meets an error."""
     for step in order.steps:
         allowed = meeting.without_keep and step.statement == "CLOSE"
@@ -603,7 +612,7 @@ def broken_wait(meeting: Meeting, order: Order) -> Iterable[str]:
 class Tally:
     """What many orders of one meeting came to."""
 
-    meeting: Meeting
+    meeting: TransactionPair
     orders: int = 0
     is_complete: bool = True
     waits: int = 0
@@ -685,10 +694,12 @@ async def database_on(kind: str) -> AsyncIterator[tuple[Database, str]]:
         stack.callback(server.execute, f"DROP DATABASE {name}")
         url = server.url(name)
         settings = DatabaseSettings(database_url=url, pool_size=4)
-        yield await stack.enter_async_context(opened(settings)), url
+        yield await stack.enter_async_context(open_database(settings)), url
 
 
-async def tallies_on(kind: str, wanted: Sequence[Meeting], count: int, seed: int) -> list[Tally]:
+async def tallies_on(
+    kind: str, wanted: Sequence[TransactionPair], count: int, seed: int
+) -> list[Tally]:
     """What the orders of these meetings come to on one server."""
     tallies = []
     async with database_on(kind) as (db, url):
@@ -754,7 +765,7 @@ def main() -> int:
     return int(any(tally.broken for tallies in found.values() for tally in tallies))
 
 
-async def replayed(meeting: Meeting, picks: str, servers: Sequence[str]) -> int:
+async def replayed(meeting: TransactionPair, picks: str, servers: Sequence[str]) -> int:
     """The exit status of one order, told step by step, on each server."""
     broken = False
     for kind in servers:

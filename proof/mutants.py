@@ -237,7 +237,7 @@ MUTANTS = (
     ),
     Mutant(
         "law 6: a request whose node died is closed, after the grace",
-        "batch/sweep.py",
+        "batch/reaper.py",
         "deadline < NOW(6) - INTERVAL %s MICROSECOND",
         "deadline < NOW(6) - INTERVAL %s MICROSECOND - INTERVAL 1 DAY",
         "system/test_crash.py::test_a_request_whose_node_died_is_abandoned_and_billed_nothing",
@@ -328,7 +328,7 @@ MUTANTS = (
     Mutant(
         "C11: a write-back whose reply was lost is read back by its token",
         LEASE,
-        "ours = await numbers(cursor, WRITTEN, request_id, token, part)",
+        "ours = await find_index_numbers(cursor, WRITTEN, request_id, token, part)",
         "ours: set[int] = set()",
         "store/test_lost_commit.py::"
         "test_a_write_back_whose_commit_was_cut_keeps_the_result_and_loses_no_lease",
@@ -343,8 +343,8 @@ MUTANTS = (
     Mutant(
         "one frozen row holds back no other write-back",
         LEASE,
-        "waits = careful or error_number(trouble) == LOCK_WAIT",
-        "waits = careful",
+        "waits = skip_locked or error_number(trouble) == LOCK_WAIT",
+        "waits = skip_locked",
         "worker/test_fence.py::test_a_row_that_a_frozen_client_holds_stops_no_other_write_back",
     ),
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS = (
     Mutant(
         "the policy: a request that gave nothing is set aside",
         "worker/choice.py",
-        "and self._aside.get(id_, now) <= now",
+        "and self._backed_off.get(id_, now) <= now",
         "",
         "worker/test_choice.py::test_an_empty_request_is_asked_once_and_again_when_its_time_aside_is_over",
     ),
@@ -481,7 +481,7 @@ MUTANTS = (
     Mutant(
         "law 10: a node that slept past its deadline looks before it closes",
         "app/requests/fanin.py",
-        "if progress is not NOT_LOOKED or await is_active(db, request.id):",
+        "if progress is not NOT_POLLED or await is_active(db, request.id):",
         "if True:",
         "system/test_interleavings.py::test_two_sessions_keep_the_laws_in_every_order[mysql-settle x close]",
     ),
@@ -495,8 +495,8 @@ MUTANTS = (
     Mutant(
         "an idle fleet shares its looks",
         "worker/fleet.py",
-        "max(self._workers / LOOKS_PER_SECOND, LEAST_REST_SECONDS)",
-        "LEAST_REST_SECONDS",
+        "max(self._workers / POLLS_PER_SECOND, LEAST_WAIT_SECONDS)",
+        "LEAST_WAIT_SECONDS",
         "worker/test_fleet.py::test_the_looks_of_a_fleet_are_shared_by_those_who_are_there",
     ),
     Mutant(

@@ -26,7 +26,7 @@ from partway.batch.settle import settle
 from partway.store.close import close
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.handlers.apertium import START_SECONDS, Apertium
 from partway.worker.lease import Lease, Ready, fail
 from tests.actions import ROOT, Programs, claimed, exchanged, expire, pass_time, submitted
@@ -156,7 +156,7 @@ async def node(folder: Path) -> AsyncIterator[tuple[Scene, Programs]]:
     programs = Programs(server.url("screens"), folder)
     try:
         server.execute("CREATE DATABASE screens")
-        async with opened(DatabaseSettings(database_url=programs.url)) as db:
+        async with open_database(DatabaseSettings(database_url=programs.url)) as db:
             yield Scene(db, partial(apertium.translate, "eng-spa")), programs
     finally:
         await programs.end()

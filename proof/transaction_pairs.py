@@ -10,14 +10,14 @@ from fastapi import Request as Call
 from partway.app.api.body import read_submission
 from partway.app.api.routes import Door
 from partway.app.metrics import OpenCall
-from partway.app.requests.answer import Answer, find, read_answer
-from partway.app.requests.fanin import gather
+from partway.app.requests.answer import Answer, read_answer, read_request
+from partway.app.requests.fanin import wait_until_final
 from partway.app.requests.fanout import submit
 from partway.app.requests.ledger import Metered
 from partway.app.requests.watch import Watch
 from partway.app.settings import AppSettings
+from partway.batch.reaper import abandon, overdue
 from partway.batch.settle import settle, settleable
-from partway.batch.sweep import abandon, overdue
 from partway.store.close import Final, close
 from partway.store.database import Database
 from partway.worker.lease import Lease, Ready, exchange, fail, give_back, renew
@@ -63,7 +63,7 @@ Act = Callable[[Database, World, Told], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class TransactionPair:
     """Sessions that meet in a state: one line of the table in docs/interleavings.md."""
 
     name: str
@@ -87,7 +87,7 @@ def writes(index: int, result: str) -> Act:
     async def write(db: Database, world: World, told: Told) -> None:
         ready = Ready(world.leases[index], result)
         brought = await exchange(db, [ready], None, 0, "worker", LEASE_SECONDS, MAX_ATTEMPTS)
-        told.written.append((ready, not brought.lost and not brought.held))
+        told.written.append((ready, not brought.lost and not brought.deferred))
 
     return write
 
@@ -109,7 +109,7 @@ def exchanges(indexes: Sequence[int], count: int, result: str) -> Act:
             db, ready, world.request_id, count, "worker", LEASE_SECONDS, MAX_ATTEMPTS
         )
         told.claimed += brought.claimed
-        gone = [*brought.lost, *(item.lease for item in brought.held)]
+        gone = [*brought.lost, *(item.lease for item in brought.deferred)]
         told.written += [(item, item.lease not in gone) for item in ready]
 
     return swap
@@ -143,9 +143,9 @@ def fails(index: int) -> Act:
 
 async def handle(db: Database, world: World, told: Told) -> None:
     """The call that began the request, at its end: close it and answer."""
-    request = await find(db, TENANT, world.public_id)
+    request = await read_request(db, TENANT, world.public_id)
     if request is not None:
-        await gather(db, Watch(db, 0.5), request, lambda: 0.0)
+        await wait_until_final(db, Watch(db, 0.5), request, lambda: 0.0)
     answer = await read_answer(db, TENANT, world.public_id)
     assert answer is not None
     told.answers.append(answer)
@@ -178,7 +178,7 @@ async def put(db: Database, world: World, told: Told) -> None:
     told.answers.append(Answer.model_validate_json(bytes(response.body)))
 
 
-async def sweep(db: Database, world: World, told: Told) -> None:
+async def reap(db: Database, world: World, told: Told) -> None:
     for request_id in await overdue(db, 0):
         if await abandon(db, request_id):
             told.words.append("abandoned")
@@ -202,7 +202,7 @@ async def running(db: Database) -> World:
     """An active request: 0 done, 1 leased, 2 leased by one whose lease ran out, 3 pending."""
     new = read_submission(BODY, "application/json", "the-id", "", AppSettings())
     assert await submit(db, TENANT, replace(new, deadline_ms=3_000_000), 0)
-    request = await find(db, TENANT, "the-id")
+    request = await read_request(db, TENANT, "the-id")
     assert request is not None
     leases = [
         lease
@@ -266,105 +266,113 @@ HOLDERS: tuple[tuple[str, Act], ...] = (
 ENDS: tuple[Final, ...] = ("completed", "cancelled", "abandoned")
 CLOSERS: tuple[tuple[str, Act], ...] = (("close", handle), ("cancel", cancel))
 
-TWO: tuple[Meeting, ...] = (
+TWO: tuple[TransactionPair, ...] = (
     *(
-        Meeting(f"{holder} x {closer}", running, (act, closes))
+        TransactionPair(f"{holder} x {closer}", running, (act, closes))
         for closer, closes in CLOSERS
         for holder, act in HOLDERS
     ),
-    *(Meeting(f"{holder} x sweeper", overdue_now, (act, sweep)) for holder, act in HOLDERS),
-    Meeting("close x close", running, (handle, handle)),
-    Meeting("close x cancel", running, (handle, cancel)),
-    Meeting("close x sweeper", overdue_now, (handle, sweep)),
-    Meeting("close x GET", running, (handle, look_in)),
-    Meeting("close x PUT", running, (handle, put), has_many=True),
-    Meeting("cancel x cancel", running, (cancel, cancel)),
-    Meeting("cancel x sweeper", overdue_now, (cancel, sweep)),
-    Meeting("cancel x GET", running, (cancel, look_in)),
-    Meeting("cancel x PUT", running, (cancel, put), has_many=True),
-    Meeting("sweeper x sweeper", overdue_now, (sweep, sweep)),
-    Meeting("sweeper x GET", overdue_now, (sweep, look_in)),
-    Meeting("sweeper x PUT", overdue_now, (sweep, put)),
-    Meeting("claim x claim", running, (claims(2), claims(2))),
-    Meeting("claim x GET", running, (claims(2), look_in)),
-    Meeting("claim x PUT", running, (claims(2), put)),
-    Meeting("claim x late write-back", running, (claims(1), writes(2, "stale"))),
-    Meeting("claim x late renew", running, (claims(1), renews(2))),
-    Meeting("claim x late give back", running, (claims(1), gives_back(2))),
-    Meeting("claim x late fail", running, (claims(1), fails(2))),
-    Meeting("claim x late exchange", running, (claims(1), exchanges([1, 2], 1, "stale"))),
-    Meeting(
+    *(TransactionPair(f"{holder} x reaper", overdue_now, (act, reap)) for holder, act in HOLDERS),
+    TransactionPair("close x close", running, (handle, handle)),
+    TransactionPair("close x cancel", running, (handle, cancel)),
+    TransactionPair("close x reaper", overdue_now, (handle, reap)),
+    TransactionPair("close x GET", running, (handle, look_in)),
+    TransactionPair("close x PUT", running, (handle, put), has_many=True),
+    TransactionPair("cancel x cancel", running, (cancel, cancel)),
+    TransactionPair("cancel x reaper", overdue_now, (cancel, reap)),
+    TransactionPair("cancel x GET", running, (cancel, look_in)),
+    TransactionPair("cancel x PUT", running, (cancel, put), has_many=True),
+    TransactionPair("reaper x reaper", overdue_now, (reap, reap)),
+    TransactionPair("reaper x GET", overdue_now, (reap, look_in)),
+    TransactionPair("reaper x PUT", overdue_now, (reap, put)),
+    TransactionPair("claim x claim", running, (claims(2), claims(2))),
+    TransactionPair("claim x GET", running, (claims(2), look_in)),
+    TransactionPair("claim x PUT", running, (claims(2), put)),
+    TransactionPair("claim x late write-back", running, (claims(1), writes(2, "stale"))),
+    TransactionPair("claim x late renew", running, (claims(1), renews(2))),
+    TransactionPair("claim x late give back", running, (claims(1), gives_back(2))),
+    TransactionPair("claim x late fail", running, (claims(1), fails(2))),
+    TransactionPair("claim x late exchange", running, (claims(1), exchanges([1, 2], 1, "stale"))),
+    TransactionPair(
         "exchange x exchange", running, (exchanges([1], 2, "mine"), exchanges([2], 2, "stale"))
     ),
-    Meeting("exchange x own renew", running, (exchanges([1, 2], 1, "mine"), renews(1, 2))),
-    Meeting("write-back x own write-back", running, (writes(1, "one"), writes(1, "two"))),
-    Meeting("write-back x own give back", running, (writes(1, "mine"), gives_back(1))),
-    Meeting("write-back x own fail", running, (writes(1, "mine"), fails(1))),
-    Meeting("write-back x own renew", running, (writes(1, "mine"), renews(1))),
-    Meeting("give back x own fail", running, (gives_back(1), fails(1))),
-    Meeting("write-back x GET", running, (writes(1, "mine"), look_in)),
+    TransactionPair("exchange x own renew", running, (exchanges([1, 2], 1, "mine"), renews(1, 2))),
+    TransactionPair("write-back x own write-back", running, (writes(1, "one"), writes(1, "two"))),
+    TransactionPair("write-back x own give back", running, (writes(1, "mine"), gives_back(1))),
+    TransactionPair("write-back x own fail", running, (writes(1, "mine"), fails(1))),
+    TransactionPair("write-back x own renew", running, (writes(1, "mine"), renews(1))),
+    TransactionPair("give back x own fail", running, (gives_back(1), fails(1))),
+    TransactionPair("write-back x GET", running, (writes(1, "mine"), look_in)),
     *(
-        Meeting(f"{holder} x GET ({status})", ended(status, begun=with_one_lease), (act, look_in))
+        TransactionPair(
+            f"{holder} x GET ({status})", ended(status, begun=with_one_lease), (act, look_in)
+        )
         for status in ENDS
         for holder, act in HOLDERS
         if holder in ("write-back", "give back", "fail")
     ),
-    Meeting("last write-back x cancel", with_one_lease, (writes(1, "late"), cancel)),
+    TransactionPair("last write-back x cancel", with_one_lease, (writes(1, "late"), cancel)),
     *(
-        Meeting(f"settle x {holder} ({status})", ended(status), (settle_all, act))
+        TransactionPair(f"settle x {holder} ({status})", ended(status), (settle_all, act))
         for status in ENDS
         for holder, act in HOLDERS
         if status != "abandoned" or holder in ("write-back", "exchange")
     ),
-    Meeting(
+    TransactionPair(
         "settle x exchange (cancelled, leased)",
         ended("cancelled", dead=False),
         (settle_all, exchanges([1], 1, "late")),
     ),
-    Meeting(
+    TransactionPair(
         "settle x write-back (cancelled, leased)",
         ended("cancelled", dead=False),
         (settle_all, writes(1, "late")),
     ),
-    Meeting("settle x settle", ended("completed"), (settle_all, settle_all), has_many=True),
-    Meeting("settle x GET", ended("completed"), (settle_all, look_in)),
-    Meeting("settle x close", ended("completed"), (settle_all, handle), has_many=True),
-    Meeting("settle x cancel", ended("cancelled"), (settle_all, cancel), has_many=True),
-    Meeting("settle x sweeper", ended("abandoned"), (settle_all, sweep)),
-    Meeting("settle x PUT", ended("completed"), (settle_all, put), has_many=True),
-    Meeting("PUT x PUT", nothing, (put, put), has_many=True),
-    Meeting("PUT x GET", running, (put, look_in), has_many=True),
-    Meeting("life x PUT", nothing, (live, put), without_keep=True, has_many=True),
+    TransactionPair("settle x settle", ended("completed"), (settle_all, settle_all), has_many=True),
+    TransactionPair("settle x GET", ended("completed"), (settle_all, look_in)),
+    TransactionPair("settle x close", ended("completed"), (settle_all, handle), has_many=True),
+    TransactionPair("settle x cancel", ended("cancelled"), (settle_all, cancel), has_many=True),
+    TransactionPair("settle x reaper", ended("abandoned"), (settle_all, reap)),
+    TransactionPair("settle x PUT", ended("completed"), (settle_all, put), has_many=True),
+    TransactionPair("PUT x PUT", nothing, (put, put), has_many=True),
+    TransactionPair("PUT x GET", running, (put, look_in), has_many=True),
+    TransactionPair("life x PUT", nothing, (live, put), without_keep=True, has_many=True),
 )
 
-THREE: tuple[Meeting, ...] = (
-    Meeting("write-back x close x cancel", running, (writes(1, "late"), handle, cancel)),
-    Meeting("exchange x close x cancel", running, (exchanges([1], 2, "late"), handle, cancel)),
-    Meeting("claim x late write-back x close", running, (claims(2), writes(2, "stale"), handle)),
-    Meeting(
+THREE: tuple[TransactionPair, ...] = (
+    TransactionPair("write-back x close x cancel", running, (writes(1, "late"), handle, cancel)),
+    TransactionPair(
+        "exchange x close x cancel", running, (exchanges([1], 2, "late"), handle, cancel)
+    ),
+    TransactionPair(
+        "claim x late write-back x close", running, (claims(2), writes(2, "stale"), handle)
+    ),
+    TransactionPair(
         "exchange x exchange x close",
         running,
         (exchanges([1], 2, "mine"), exchanges([2], 2, "stale"), handle),
     ),
-    Meeting("claim x claim x late renew", running, (claims(1), claims(2), renews(2))),
-    Meeting("claim x cancel x sweeper", overdue_now, (claims(2), cancel, sweep)),
-    Meeting(
+    TransactionPair("claim x claim x late renew", running, (claims(1), claims(2), renews(2))),
+    TransactionPair("claim x cancel x reaper", overdue_now, (claims(2), cancel, reap)),
+    TransactionPair(
         "exchange x close x settle",
         running,
         (exchanges([1], 2, "late"), handle, settle_all),
         without_keep=True,
     ),
-    Meeting("claim x cancel x settle", running, (claims(2), cancel, settle_all), without_keep=True),
-    Meeting(
+    TransactionPair(
+        "claim x cancel x settle", running, (claims(2), cancel, settle_all), without_keep=True
+    ),
+    TransactionPair(
         "write-back x settle x GET",
         ended("cancelled"),
         (writes(1, "late"), settle_all, look_in),
     ),
-    Meeting(
+    TransactionPair(
         "settle x settle x write-back", ended("cancelled"), (settle_all, settle_all, HOLDERS[2][1])
     ),
-    Meeting("PUT x settle x PUT", ended("completed"), (put, settle_all, put)),
-    Meeting("PUT x PUT x close", running, (put, put, handle)),
-    Meeting("PUT x PUT x PUT", nothing, (put, put, put)),
-    Meeting("life x PUT x PUT", nothing, (live, put, put), without_keep=True),
+    TransactionPair("PUT x settle x PUT", ended("completed"), (put, settle_all, put)),
+    TransactionPair("PUT x PUT x close", running, (put, put, handle)),
+    TransactionPair("PUT x PUT x PUT", nothing, (put, put, put)),
+    TransactionPair("life x PUT x PUT", nothing, (live, put, put), without_keep=True),
 )

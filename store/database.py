@@ -13,7 +13,7 @@ import aiomysql
 from pymysql.constants import CLIENT
 from pymysql.err import InterfaceError, MySQLError
 
-from partway.store.metrics import DB_AWAY, DB_POOL, bound, numbers_of
+from partway.store.metrics import DB_AWAY, DB_POOL, error_counters, label_values
 from partway.store.settings import Address, DatabaseSettings, read_address
 
 log = logging.getLogger("partway.store")
@@ -67,11 +67,11 @@ GONE = frozenset(
 # A server that may no longer write after a failover, or has a full disk; it still reads.
 UNWRITABLE = frozenset({1290, 1792, 1836} | {3, 1021, 1026, 1030, 1114})
 
-AWAY = GONE | UNWRITABLE
+UNAVAILABLE = GONE | UNWRITABLE
 
-MET = numbers_of(CONFLICTS | AWAY)
+ERROR_COUNTS = error_counters(CONFLICTS | UNAVAILABLE)
 
-CONNECTIONS = bound(DB_POOL, "busy", "idle")
+CONNECTIONS = label_values(DB_POOL, "busy", "idle")
 
 CANNOT_CONNECT = 2003
 
@@ -99,7 +99,7 @@ class Database:
             except BaseException as error:
                 # An answer may still be on its way, or the server may no longer be the one that
                 # writes: the next borrower must not meet either.
-                if broken(error):
+                if is_connection_broken(error):
                     connection.close()
                 raise
             finally:
@@ -164,13 +164,13 @@ class Database:
             try:
                 result = await run(trouble)
             except (MySQLError, OSError, EOFError) as error:
-                if not may_pass(error):
+                if not is_retryable(error):
                     raise
                 trouble = error
-                MET[error_number(error)].inc()
+                ERROR_COUNTS[error_number(error)].inc()
                 if error_number(error) in CONFLICTS:
                     # Operators ask how often; a caller sees only that it took a little longer.
-                    log.info("met %s, running again", said(error))
+                    log.info("met %s, running again", error_text(error))
             else:
                 # A read that succeeds says nothing about a server that may not write.
                 if not (only_reads and self._still_reads):
@@ -181,7 +181,9 @@ class Database:
             if error_number(trouble) not in CONFLICTS and (lost_again or given_up):
                 self._note_away(trouble)
             if given_up:
-                raise Unavailable(f"the database cannot do this now: {said(trouble)}") from trouble
+                raise Unavailable(
+                    f"the database cannot do this now: {error_text(trouble)}"
+                ) from trouble
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, 0.5)
 
@@ -190,7 +192,7 @@ class Database:
         if self._away_since is None:
             self._away_since = time.monotonic()
             DB_AWAY.set(1)
-            log.warning("database away, trying on: %s", said(error))
+            log.warning("database away, trying on: %s", error_text(error))
 
     def _note_back(self) -> None:
         if self._away_since is not None:
@@ -220,22 +222,22 @@ def error_number(error: BaseException | None) -> int | None:
     return None
 
 
-def broken(error: BaseException) -> bool:
+def is_connection_broken(error: BaseException) -> bool:
     """Whether the connection that met this error must not be used again.
 
     A broken socket, a time limit, a cancelled read, a packet out of order; a server that went away.
     """
     if isinstance(error, MySQLError):
-        return error_number(error) is None or error_number(error) in AWAY
+        return error_number(error) is None or error_number(error) in UNAVAILABLE
     return not isinstance(error, Exception) or isinstance(error, OSError | EOFError)
 
 
-def may_pass(error: Exception) -> bool:
+def is_retryable(error: Exception) -> bool:
     """Whether the same again may succeed: after a conflict, or on another connection."""
-    return error_number(error) in CONFLICTS or broken(error)
+    return error_number(error) in CONFLICTS or is_connection_broken(error)
 
 
-def said(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """An error in one line, for a log or a refusal."""
     number = error_number(error)
     if number is not None and error is not None:
@@ -247,7 +249,7 @@ def said(error: BaseException | None) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def listed(statement: str, count: int) -> str:
+def expand_lists(statement: str, count: int) -> str:
     """The statement with its `(...)`, and its `WHEN ... THEN ...`, written out for `count` items.
 
     PyMySQL takes no list as a parameter, and a row constructor with one tuple scans the whole table

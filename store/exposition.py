@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from partway.store.metrics import TEXT, as_text
-from partway.store.start import Refusal
+from partway.store.metrics import TEXT, render_metrics
+from partway.store.start import StartupError
 
 log = logging.getLogger("partway.store")
 
@@ -42,7 +42,7 @@ class MetricsSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="The address on which they do.")
 
 
-class Server(socketserver.ThreadingTCPServer):
+class MetricsServer(socketserver.ThreadingTCPServer):
     """Answers in threads, and knows the loop of the program that it answers for.
 
     Not the server of the standard library for HTTP: that asks a name server for its own name first.
@@ -57,7 +57,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.own = own
         self.loop = loop
         self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        super().__init__((settings.host, settings.port), Answering)
+        super().__init__((settings.host, settings.port), MetricsHandler)
 
     def is_live(self) -> bool:
         """Whether the program's loop comes round within LIVE_SECONDS."""
@@ -74,10 +74,10 @@ class Server(socketserver.ThreadingTCPServer):
             log.exception("a call for metrics failed")
 
 
-class Answering(BaseHTTPRequestHandler):
+class MetricsHandler(BaseHTTPRequestHandler):
     """One call; a class, since the standard library asks for one."""
 
-    server: Server
+    server: MetricsServer
     timeout = SILENT_SECONDS
     server_version = "partway"
     sys_version = ""
@@ -86,15 +86,17 @@ class Answering(BaseHTTPRequestHandler):
         """Answer /metrics and /livez, and 404 for all else."""
         match self.path.partition("?")[0]:
             case "/metrics":
-                self.say(200, as_text(self.server.own), TEXT)
+                self.reply(200, render_metrics(self.server.own), TEXT)
             case "/livez" if self.server.is_live():
-                self.say(200, b"ok\n")
+                self.reply(200, b"ok\n")
             case "/livez":
-                self.say(503, b"the loop does not come round\n")
+                self.reply(503, b"the loop does not come round\n")
             case _:
-                self.say(404, b"there are /metrics and /livez\n")
+                self.reply(404, b"there are /metrics and /livez\n")
 
-    def say(self, status: int, body: bytes, media_type: str = "text/plain; charset=utf-8") -> None:
+    def reply(
+        self, status: int, body: bytes, media_type: str = "text/plain; charset=utf-8"
+    ) -> None:
         """Send one answer; nothing comes back."""
         self.send_response(status)
         self.send_header("Content-Type", media_type)
@@ -107,7 +109,7 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @asynccontextmanager
-async def exposed(settings: MetricsSettings, own: CollectorRegistry) -> AsyncIterator[None]:
+async def serve_metrics(settings: MetricsSettings, own: CollectorRegistry) -> AsyncIterator[None]:
     """Serve for as long as the block lasts what this program counts and whether its loop is live.
 
     Raises Refusal when its address cannot be used.
@@ -116,10 +118,10 @@ async def exposed(settings: MetricsSettings, own: CollectorRegistry) -> AsyncIte
         yield
         return
     try:
-        server = Server(settings, own, asyncio.get_running_loop())
+        server = MetricsServer(settings, own, asyncio.get_running_loop())
     except OSError as error:
         place = f"{settings.host}:{settings.port}"
-        raise Refusal(f"cannot serve metrics on {place}: {error.strerror}") from error
+        raise StartupError(f"cannot serve metrics on {place}: {error.strerror}") from error
     # A daemon, so that a program that ends by a fault of its own ends.
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     try:

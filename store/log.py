@@ -30,7 +30,7 @@ def start_log(program: str, log_format: str, level: int = logging.INFO) -> None:
     """
     is_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler()
-    handler.setFormatter(Line(program, as_text if is_text else json.dumps))
+    handler.setFormatter(LineFormatter(program, as_text if is_text else json.dumps))
     logging.basicConfig(level=level, handlers=[handler])
     # What ends a program is news like any other, and its message is kept back like any other.
     sys.excepthook = lambda _kind, error, _frames: logging.critical(
@@ -38,7 +38,7 @@ def start_log(program: str, log_format: str, level: int = logging.INFO) -> None:
     )
 
 
-class Line(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """What a record becomes; a class, since logging asks for one."""
 
     def __init__(self, program: str, written: Callable[[dict[str, Any]], str]) -> None:
@@ -50,13 +50,13 @@ class Line(logging.Formatter):
         """The record, written with the members that apply."""
         error = record.exc_info[1] if record.exc_info else None
         line = {
-            "ts": moment(record),
+            "ts": timestamp(record),
             "level": record.levelname.lower(),
             "program": self._program,
             # One line of it: asyncio adds others, which repeat the message of an exception.
             "event": record.getMessage().strip().partition("\n")[0],
             **{name: getattr(record, name, None) for name in FIELDS},
-            "fault": "\n".join(traces(error)) if error else None,
+            "fault": "\n".join(stack_traces(error)) if error else None,
         }
         return self._written({name: value for name, value in line.items() if value is not None})
 
@@ -70,13 +70,13 @@ def as_text(line: dict[str, Any]) -> str:
     return " ".join(words) + (f"\n{fault}" if fault else "")
 
 
-def moment(record: logging.LogRecord) -> str:
+def timestamp(record: logging.LogRecord) -> str:
     """When it happened by this machine's clock, as the answers write times (RFC 3339, UTC)."""
     at = datetime.fromtimestamp(record.created, UTC)
     return at.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
-def traces(error: BaseException) -> Iterator[str]:
+def stack_traces(error: BaseException) -> Iterator[str]:
     """The frames and the type of an exception, after those of what it came from and what is in it.
 
     Never a message: that of a refused statement or of a failed check repeats the text.
@@ -85,7 +85,7 @@ def traces(error: BaseException) -> Iterator[str]:
     within = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     for inner in (came_from, *within):
         if inner is not None:
-            yield from traces(inner)
+            yield from stack_traces(inner)
     frames = "".join(traceback.format_tb(error.__traceback__))
     # A number is no text, and says of an error of the server or the system which it is.
     number = next((f" {word}" for word in error.args[:1] if isinstance(word, int)), "")

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from partway.store.database import Unavailable
 
 # The first rest is short, since work often comes in bursts; each further one doubles.
-FIRST_REST_SECONDS = 0.02
+FIRST_WAIT_SECONDS = 0.02
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -26,7 +26,7 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def rest(seconds: float, *events: asyncio.Event) -> None:
+async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
     """Come back when one of the events is set, and after `seconds` in any case."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
@@ -47,7 +47,7 @@ async def repeat(
     idle_seconds: Callable[[], float],
     stop: asyncio.Event,
     wake: asyncio.Event | None = None,
-    first_seconds: float = FIRST_REST_SECONDS,
+    first_seconds: float = FIRST_WAIT_SECONDS,
 ) -> None:
     """Run step again and again until stop is set: at once while it returns True, else after a rest.
 
@@ -67,7 +67,7 @@ async def repeat(
             pause = first_seconds
             continue
         longest = idle_seconds()
-        await rest(min(pause, longest) * random.uniform(0.5, 1.0), *events)
+        await wait_for_any(min(pause, longest) * random.uniform(0.5, 1.0), *events)
         pause = min(pause * 2, longest)
         if wake is not None and wake.is_set():
             pause = first_seconds

@@ -52,7 +52,7 @@ DB_POOL = Gauge(
 )
 
 
-def bound(metric: Metric, *values: str) -> dict[str, Metric]:
+def label_values(metric: Metric, *values: str) -> dict[str, Metric]:
     """The metric for each value of its one label, there from now on.
 
     At zero, since no graph sees the first event of a series that begins with it. Kept, so that an
@@ -66,7 +66,7 @@ def name_program(program: str) -> None:
     BUILD.labels(program, version("partway")).set(1)
 
 
-def numbers_of(errors: Iterable[int]) -> dict[int | None, Counter]:
+def error_counters(errors: Iterable[int]) -> dict[int | None, Counter]:
     """The counter of each error number, and under None that of errors that have none."""
     counters: dict[int | None, Counter] = {
         number: DB_ERRORS.labels(str(number)) for number in sorted(errors)
@@ -74,6 +74,6 @@ def numbers_of(errors: Iterable[int]) -> dict[int | None, Counter]:
     return counters | {None: DB_ERRORS.labels("none")}
 
 
-def as_text(own: CollectorRegistry) -> bytes:
+def render_metrics(own: CollectorRegistry) -> bytes:
     """All that a program counts, with what is its own, as Prometheus reads it."""
     return generate_latest(REGISTRY) + generate_latest(own)

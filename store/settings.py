@@ -100,7 +100,7 @@ def read_address(url: str) -> Address:
     )
 
 
-def unknown(kind: type[BaseSettings]) -> list[str]:
+def unknown_variables(kind: type[BaseSettings]) -> list[str]:
     """A line for each variable that begins as these settings do and is none of them; [] as a rule.
 
     A misspelt one would leave the default in force and nobody the wiser. What begins with no more
@@ -150,7 +150,7 @@ def read_settings(
             help=f"{field.description} ({prefix}{name.upper()})".replace("%", "%%"),
         )
     given = vars(parser.parse_args(flags if flags is not None else []))
-    if lines := unknown(kind):
+    if lines := unknown_variables(kind):
         for line in lines:
             print(f"{program}: {line}", file=sys.stderr)
         raise SystemExit(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pymysql.err import MySQLError
 
-from partway.store.database import Database, Unavailable, connect, pooled, said
+from partway.store.database import Database, Unavailable, connect, error_text, pooled
 from partway.store.settings import Address, DatabaseSettings, read_address
 
 SCHEMA = Path(__file__).resolve().parent.parent / "schema.sql"
@@ -18,12 +18,12 @@ OLDEST_MYSQL = (8, 0, 16)
 OLDEST_MARIADB = (10, 6, 0)
 
 
-class Refusal(Exception):
+class StartupError(Exception):
     """What a program cannot run on, in one line for the operator."""
 
 
 @asynccontextmanager
-async def opened(settings: DatabaseSettings) -> AsyncIterator[Database]:
+async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
     """The database, checked and with its tables in place, for as long as the block lasts.
 
     Raises Refusal, with the server's own words where it has any.
@@ -39,7 +39,9 @@ async def opened(settings: DatabaseSettings) -> AsyncIterator[Database]:
             await apply_schema(db)
             await check_skip_locked(db, address)
         except (MySQLError, OSError, Unavailable) as error:
-            raise Refusal(f"cannot use the database at {place}: {said(error)}") from error
+            raise StartupError(
+                f"cannot use the database at {place}: {error_text(error)}"
+            ) from error
         yield db
 
 
@@ -52,7 +54,7 @@ async def check_tls(db: Database, address: Address) -> None:
     The driver goes on in the clear when the server offers no TLS.
     """
     if address.tls is not None and not (await db.read(TLS_CIPHER))[0]["Value"]:
-        raise Refusal("tls=on is set, but the server offers no TLS")
+        raise StartupError("tls=on is set, but the server offers no TLS")
 
 
 VERSION = "SELECT VERSION() AS version"
@@ -67,12 +69,14 @@ def check_version(version: str) -> None:
     """Nothing when such a server is new enough; Refusal otherwise."""
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
-        raise Refusal(f"the server calls itself {version!r}, which is no MySQL or MariaDB version")
+        raise StartupError(
+            f"the server calls itself {version!r}, which is no MySQL or MariaDB version"
+        )
     found = tuple(int(number) for number in numbers.groups())
     name, oldest = ("MariaDB", OLDEST_MARIADB) if "MariaDB" in version else ("MySQL", OLDEST_MYSQL)
     if found < oldest:
         wanted = ".".join(str(number) for number in oldest)
-        raise Refusal(f"the server is {version}; Partway needs {name} {wanted} or newer")
+        raise StartupError(f"the server is {version}; Partway needs {name} {wanted} or newer")
 
 
 BINLOG = "SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')"
@@ -85,7 +89,7 @@ async def check_binlog(db: Database) -> None:
     """
     found = {row["Variable_name"]: row["Value"] for row in await db.read(BINLOG)}
     if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
-        raise Refusal("the server writes its binary log by statement; set binlog_format = ROW")
+        raise StartupError("the server writes its binary log by statement; set binlog_format = ROW")
 
 
 TABLES = """
@@ -113,12 +117,12 @@ async def apply_schema(db: Database) -> None:
     if (await db.read(TABLES))[0]["found"]:
         version = (await db.read(NEWEST_VERSION))[0]["version"]
     if version > SCHEMA_VERSION:
-        raise Refusal(
+        raise StartupError(
             f"the database holds schema version {version} and this program knows {SCHEMA_VERSION}: "
             "run a newer Partway"
         )
     if 0 < version < SCHEMA_VERSION:
-        raise Refusal(
+        raise StartupError(
             f"the database holds schema version {version}, made by an earlier Partway; "
             "start on an empty database"
         )
@@ -149,7 +153,7 @@ async def check_skip_locked(db: Database, address: Address) -> None:
         async with await connect(address) as second, second.cursor() as other:
             locked_twice = await other.execute(LOCK_VERSION)
     if locked_twice:
-        raise Refusal(
+        raise StartupError(
             f"the server ({await version_of(db)}) accepts SKIP LOCKED but does not lock: "
             "two workers would claim the same segment"
         )

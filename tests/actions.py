@@ -20,7 +20,7 @@ import httpx
 
 from partway.app.api.body import Submission
 from partway.app.api.keys import create_key
-from partway.app.requests.answer import Answer, Request, find, read_answer
+from partway.app.requests.answer import Answer, Request, read_answer, read_request
 from partway.app.requests.fanout import submit
 from partway.app.requests.split import Pieces
 from partway.store.database import Database, Row, connect
@@ -73,7 +73,7 @@ async def submitted(
     sources = [f"s{i}" for i in range(segments)] if isinstance(segments, int) else segments
     new = submission(sources, **more)
     assert await submit(db, tenant, new, 0)
-    request = await find(db, tenant, new.public_id)
+    request = await read_request(db, tenant, new.public_id)
     assert request is not None
     return request.id, new.public_id
 
@@ -154,7 +154,7 @@ async def statuses(db: Database, request_id: int) -> list[str]:
 
 async def find_request(db: Database, public_id: str) -> Request | None:
     """The request of this id, as the door finds it; None when it is gone."""
-    return await find(db, TENANT, public_id)
+    return await read_request(db, TENANT, public_id)
 
 
 async def arrived(db: Database, public_id: str | None = None) -> Request:
@@ -332,7 +332,7 @@ class Programs:
 
     async def batch(self, **settings: object) -> Program:
         """A batch that has begun to settle; it keeps answers for a second unless told to."""
-        program = self.start("batch", url=None, **{"BATCH_KEEP_SECONDS": 1, **settings})
+        program = self.start("batch", url=None, **{"BATCH_RETENTION_SECONDS": 1, **settings})
         await program.says("settling")
         return program
 

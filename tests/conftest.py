@@ -12,7 +12,7 @@ import pytest
 from local.server import Server, find
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings, read_address
-from partway.store.start import opened
+from partway.store.start import open_database
 from tests.actions import ROOT, Programs
 
 # MariaDB from 11.6 on has it by default; the part of the suite that is marked runs with it too.
@@ -138,7 +138,7 @@ def url(server: AnyServer) -> Iterator[str]:
 @pytest.fixture
 async def db(url: str) -> AsyncIterator[Database]:
     """A fresh database with the tables in it, as a program sees it."""
-    async with opened(DatabaseSettings(database_url=url, pool_size=200)) as opened_db:
+    async with open_database(DatabaseSettings(database_url=url, pool_size=200)) as opened_db:
         yield opened_db
 
 

@@ -6,11 +6,11 @@ import sys
 
 import uvloop
 
-from partway.store.exposition import MetricsSettings, exposed
+from partway.store.exposition import MetricsSettings, serve_metrics
 from partway.store.log import start_log
 from partway.store.loop import repeat, stop_on_signals
 from partway.store.settings import DatabaseSettings, LogSettings, read_settings
-from partway.store.start import Refusal, opened
+from partway.store.start import StartupError, open_database
 from partway.worker import trial
 from partway.worker.compute import Compute
 from partway.worker.fleet import PRESENT_SECONDS, Fleet
@@ -31,7 +31,7 @@ async def work(
     """Work until told to stop, then end in order; nothing comes back."""
     stop = stop_on_signals()
     # Before the handler is set up, which may take minutes in which a probe asks.
-    async with exposed(metrics, REGISTRY), opened(database) as db:
+    async with serve_metrics(metrics, REGISTRY), open_database(database) as db:
         compute = Compute(
             settings.handler,
             settings.concurrency,
@@ -52,10 +52,12 @@ async def work(
             third = settings.lease_seconds / 3
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(
-                    repeat(slots.step, fleet.rest_seconds, ended, wake=compute.seat_free)
+                    repeat(slots.step, fleet.idle_wait_seconds, ended, wake=compute.seat_free)
                 )
                 loops.create_task(repeat(slots.renew, lambda: third, ended, first_seconds=third))
-                loops.create_task(repeat(slots.let_go, lambda: LET_GO_PAUSE_SECONDS, ended))
+                loops.create_task(
+                    repeat(slots.cancel_expiring_leases, lambda: LET_GO_PAUSE_SECONDS, ended)
+                )
                 loops.create_task(
                     repeat(
                         fleet.step, lambda: PRESENT_SECONDS, ended, first_seconds=PRESENT_SECONDS
@@ -79,7 +81,7 @@ def main() -> int:
     metrics = read_settings(MetricsSettings, "worker")
     try:
         uvloop.run(work(database, settings, metrics))
-    except (Refusal, HandlerError) as refusal:
+    except (StartupError, HandlerError) as refusal:
         print(f"worker: {refusal}", file=sys.stderr)
         return 1
     return 0

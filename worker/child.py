@@ -27,7 +27,15 @@ from queue import SimpleQueue
 from typing import Any
 
 from partway.store.log import start_log
-from partway.worker.handler import Context, HandlerError, Reject, Retry, described, load, one_line
+from partway.worker.handler import (
+    Context,
+    HandlerError,
+    Reject,
+    Retry,
+    describe_error,
+    load,
+    one_line,
+)
 
 Message = dict[str, Any]
 
@@ -97,7 +105,7 @@ def context_of(message: Message) -> Context:
     )
 
 
-def accepted(result: object, max_output_characters: int) -> Message:
+def result_reply(result: object, max_output_characters: int) -> Message:
     """The reply for what a handler returned, which may be nothing that can be stored."""
     if not isinstance(result, str):
         kind = type(result).__name__
@@ -109,17 +117,17 @@ def accepted(result: object, max_output_characters: int) -> Message:
     try:
         result.encode()
     except UnicodeEncodeError as error:
-        return {"kind": "failed", "error": f"the result is not UTF-8: {described(error)}"}
+        return {"kind": "failed", "error": f"the result is not UTF-8: {describe_error(error)}"}
     return {"kind": "done", "result": result}
 
 
-def refused(error: BaseException) -> Message:
+def error_reply(error: BaseException) -> Message:
     """The reply for what a handler raised."""
     if isinstance(error, Retry):
         return {"kind": "retry", "after": error.after, "error": one_line(str(error))}
     if isinstance(error, Reject):
         return {"kind": "rejected", "error": one_line(str(error))}
-    return {"kind": "failed", "error": described(error)}
+    return {"kind": "failed", "error": describe_error(error)}
 
 
 def call(handler: Any, name: str, runner: asyncio.Runner) -> Any:
@@ -129,12 +137,12 @@ def call(handler: Any, name: str, runner: asyncio.Runner) -> Any:
     return runner.run(result) if inspect.iscoroutine(result) else result
 
 
-def verdict(healthy: object) -> str | None:
+def unhealthy_reason(healthy: object) -> str | None:
     """Why the child must be replaced; None when its handler did not say that it is unwell."""
     return "healthy() returned False" if healthy is False else None
 
 
-def leave_unwell(channel: socket.socket, why: str, *replies: Message) -> None:
+def exit_unhealthy(channel: socket.socket, why: str, *replies: Message) -> None:
     """Send what is still to be said, and end without asking an unwell handler to close."""
     send(channel, *replies, {"kind": "unhealthy", "error": why})
     os._exit(1)
@@ -167,20 +175,20 @@ def serve_sync(
     while (item := inbox.get()) is not None:
         message, context = item
         try:
-            reply = accepted(handler(message["text"], context), max_output_characters)
+            reply = result_reply(handler(message["text"], context), max_output_characters)
         except BaseException as error:
             # SystemExit too: a handler that calls sys.exit() has failed, the child has not.
-            reply = refused(error)
+            reply = error_reply(error)
         reply["id"] = message["id"]
         unwell = None
         if reply["kind"] == "failed" and not context.cancelled:
             try:
-                unwell = verdict(call(handler, "healthy", runner))
+                unwell = unhealthy_reason(call(handler, "healthy", runner))
             except BaseException as error:
                 unwell = f"healthy() raised {type(error).__name__}"
         del contexts[message["id"]]
         if unwell:
-            leave_unwell(channel, unwell, reply)
+            exit_unhealthy(channel, unwell, reply)
         send(channel, reply)
 
 
@@ -204,19 +212,21 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
     async def run(message: Message, context: Context) -> None:
         try:
             result = await handler(message["text"], context)
-            reply = accepted(result, max_output_characters)
+            reply = result_reply(result, max_output_characters)
         except BaseException as error:
-            reply = refused(error)
+            reply = error_reply(error)
         reply["id"] = message["id"]
         unwell = None
         if reply["kind"] == "failed" and not context.cancelled and hasattr(handler, "healthy"):
             try:
                 healthy = handler.healthy()
-                unwell = verdict(await healthy if inspect.isawaitable(healthy) else healthy)
+                unwell = unhealthy_reason(
+                    await healthy if inspect.isawaitable(healthy) else healthy
+                )
             except BaseException as error:
                 unwell = f"healthy() raised {type(error).__name__}"
         if unwell:
-            leave_unwell(channel, unwell, *replies, reply)
+            exit_unhealthy(channel, unwell, *replies, reply)
         reply_with(reply)
 
     def forget(number: int, task: asyncio.Task[None]) -> None:
@@ -260,7 +270,7 @@ def main(channel: socket.socket, max_output_characters: int, name: str) -> None:
             send(channel, {"kind": "unusable", "error": one_line(str(error))})
             sys.exit(1)
         except BaseException as error:
-            why = f"handler {name!r} cannot be set up: {described(error)}"
+            why = f"handler {name!r} cannot be set up: {describe_error(error)}"
             send(channel, {"kind": "unusable", "error": one_line(why)})
             sys.exit(1)
         is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(

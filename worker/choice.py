@@ -61,9 +61,9 @@ class Active:
 class Choice:
     """The list of active requests, those set aside, and how long this process takes."""
 
-    def __init__(self, aside_seconds: float) -> None:
-        self._aside_seconds = aside_seconds
-        self._aside: dict[int, float] = {}
+    def __init__(self, backoff_seconds: float) -> None:
+        self._backoff_seconds = backoff_seconds
+        self._backed_off: dict[int, float] = {}
         self._reached: dict[int, Active] = {}
         self._listed: dict[str, str] = {}
         self._read_at = float("-inf")
@@ -98,12 +98,12 @@ class Choice:
             if block > active.first_index:
                 self._reached[active.id] = Active(active.id, active.ends_at, block)
         elif self._reached.pop(active.id, None) is None:
-            self.set_aside(active.id)
+            self.back_off(active.id)
 
-    def set_aside(self, request_id: int, seconds: float | None = None) -> None:
-        """Do not ask this request for a while: by default aside_seconds."""
-        wait = self._aside_seconds if seconds is None else min(seconds, self._aside_seconds)
-        self._aside[request_id] = time.monotonic() + wait
+    def back_off(self, request_id: int, seconds: float | None = None) -> None:
+        """Do not ask this request for a while: by default backoff_seconds."""
+        wait = self._backoff_seconds if seconds is None else min(seconds, self._backoff_seconds)
+        self._backed_off[request_id] = time.monotonic() + wait
 
     def note_run(self, run_seconds: float) -> None:
         """Remember how long a segment took."""
@@ -128,7 +128,7 @@ class Choice:
             for listed in self._listed[tenant].split(","):
                 id_, remaining_microseconds = map(int, listed.split())
                 ends_at = self._read_at + remaining_microseconds / 1_000_000
-                if ends_at > enough and self._aside.get(id_, now) <= now:
+                if ends_at > enough and self._backed_off.get(id_, now) <= now:
                     return self._reached.get(id_) or Active(id_, ends_at)
         return None
 
@@ -136,5 +136,5 @@ class Choice:
         rows = await db.read(ACTIVE, (LIST_LENGTH,))
         now = self._read_at = time.monotonic()
         self._listed = {row["tenant"]: row["requests"] for row in rows}
-        self._aside = {id_: until for id_, until in self._aside.items() if until > now}
+        self._backed_off = {id_: until for id_, until in self._backed_off.items() if until > now}
         self._reached = {id_: at for id_, at in self._reached.items() if at.ends_at > now}

@@ -29,7 +29,7 @@ KILL_AFTER_SECONDS = 0.25
 # A handler's close() may have to say goodbye to somebody; a program must not wait for it long.
 CLOSE_SECONDS = 5.0
 # How long what a dead child still said may take to arrive.
-LAST_WORDS_SECONDS = 0.25
+LAST_OUTPUT_SECONDS = 0.25
 # A handler that cannot be set up now may wait for a server or for memory.
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
@@ -66,21 +66,21 @@ class _Child(asyncio.Protocol):
     """One process that runs handler code, and the attempts in it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], hear: Callable[["_Child", Message], None]
+        self, process: subprocess.Popen[bytes], on_message: Callable[["_Child", Message], None]
     ) -> None:
         loop = asyncio.get_running_loop()
         self.process = process
         # Tells when the process ends, without a thread that waits and without a signal handler.
         # asyncio's own processes wait in a thread, which loses the status when kill() looks first.
         self.process_handle = os.pidfd_open(process.pid)
-        self.hear = hear
-        self.hello: asyncio.Future[Message] = loop.create_future()
+        self.on_message = on_message
+        self.handshake: asyncio.Future[Message] = loop.create_future()
         self.silent: asyncio.Future[None] = loop.create_future()
         self.end = loop.create_task(self._end())
         self.seats = 0
         self.running: dict[int, _Attempt] = {}
         # A suspect runs in it, and nothing may run beside that one.
-        self.alone = False
+        self.exclusive = False
         self.killed = False
         self.pieces: list[bytes] = []
         self.unsent: list[bytes] = []
@@ -96,7 +96,7 @@ class _Child(asyncio.Protocol):
             *lines, rest = b"".join(self.pieces).split(b"\n")
             self.pieces = [rest]
             for line in lines:
-                self.hear(self, json.loads(line))
+                self.on_message(self, json.loads(line))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.silent.set_result(None)
@@ -138,7 +138,7 @@ class _Child(asyncio.Protocol):
             os.close(self.process_handle)
         status = self.process.wait()
         # Bounded, because a process that the handler started may hold the socket open.
-        await asyncio.wait([self.silent], timeout=LAST_WORDS_SECONDS)
+        await asyncio.wait([self.silent], timeout=LAST_OUTPUT_SECONDS)
         self.transport.abort()
         return status
 
@@ -156,7 +156,7 @@ class _Attempt:
     # Kind and error of its ending, whatever the handler still says.
     decided: tuple[Kind, str] | None = None
     # It ran beside others in a child that died, so it runs alone until it is known who did it.
-    suspect: bool = False
+    quarantined: bool = False
 
 
 class Compute:
@@ -179,27 +179,28 @@ class Compute:
         self._max_output_characters = max_output_characters
         self._numbers = itertools.count(1)
         self._children: list[_Child] = []
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._waiting: deque[_Attempt] = deque()
-        self._suspects: deque[_Attempt] = deque()
+        self._quarantined: deque[_Attempt] = deque()
 
     async def start(self) -> None:
         """Come back when the first child is ready; HandlerError says why there will be none."""
         first = await self._launch()
-        is_async = first.hello.result()["async"]
+        is_async = first.handshake.result()["async"]
         seats = self._concurrency if is_async else 1
-        self._keepers = [asyncio.create_task(self._keep(first, seats))]
+        self._supervisors = [asyncio.create_task(self._supervise(first, seats))]
         if not is_async:
-            self._keepers += [
-                asyncio.create_task(self._keep(None, seats)) for _ in range(1, self._concurrency)
+            self._supervisors += [
+                asyncio.create_task(self._supervise(None, seats))
+                for _ in range(1, self._concurrency)
             ]
-        # One turn of the loop, in which the first keeper opens its seats.
+        # One turn of the loop, in which the first supervisor opens its seats.
         await asyncio.sleep(0)
 
     @property
     def free(self) -> int:
         """How many more segments could start now; 0 while the children are being replaced."""
-        if self._suspects or any(child.alone for child in self._children):
+        if self._quarantined or any(child.exclusive for child in self._children):
             return 0
         seats = sum(max(0, child.seats - len(child.running)) for child in self._children)
         return max(0, seats - len(self._waiting))
@@ -216,7 +217,7 @@ class Compute:
         else:
             self._wait_for_seat(attempt)
             self._waiting.append(attempt)
-            self._hand_out()
+            self._start_waiting()
         try:
             return await attempt.ended
         except asyncio.CancelledError:
@@ -228,9 +229,9 @@ class Compute:
 
     async def close(self) -> None:
         """Close the handlers and end the children; what still runs is stopped."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
         for child in self._children:
             child.seats = 0
             child.send({"kind": "close"})
@@ -243,11 +244,11 @@ class Compute:
                 child.kill()
         await asyncio.gather(*ends)
         running = [attempt for child in self._children for attempt in child.running.values()]
-        for attempt in (*running, *self._waiting, *self._suspects):
+        for attempt in (*running, *self._waiting, *self._quarantined):
             self._conclude(attempt, "stopped", error="the worker has closed")
         self._children.clear()
         self._waiting.clear()
-        self._suspects.clear()
+        self._quarantined.clear()
 
     # Attempts: each of these is called by the loop, never awaited, so that no cancellation can
     # come between a seat and its count.
@@ -263,7 +264,7 @@ class Compute:
         loop = asyncio.get_running_loop()
         attempt.timer = loop.call_at(ends_at, self._end, attempt, kind, error)
 
-    def _hand_out(self) -> None:
+    def _start_waiting(self) -> None:
         """Begin what can begin, and say so if a seat is left."""
         for child in self._children:
             while (attempt := self._next_for(child)) is not None:
@@ -273,11 +274,11 @@ class Compute:
 
     def _next_for(self, child: _Child) -> _Attempt | None:
         """The attempt that begins in this child now; None when nothing can."""
-        shelf = self._suspects or self._waiting
-        if not shelf or child.alone or len(child.running) >= child.seats:
+        queue = self._quarantined or self._waiting
+        if not queue or child.exclusive or len(child.running) >= child.seats:
             return None
         # Dead, but not noticed yet: an attempt that is sent to it would be blamed.
-        return shelf.popleft() if child.process.poll() is None else None
+        return queue.popleft() if child.process.poll() is None else None
 
     def _begin(self, attempt: _Attempt, child: _Child) -> None:
         work = attempt.work
@@ -285,7 +286,7 @@ class Compute:
         attempt.number = next(self._numbers)
         attempt.child = child
         child.running[attempt.number] = attempt
-        child.alone = attempt.suspect
+        child.exclusive = attempt.quarantined
         ends_at = attempt.began + self._time_limit_seconds
         if ends_at < work.ends_at:
             error = f"time limit of {self._time_limit_seconds:g} s reached"
@@ -306,16 +307,16 @@ class Compute:
             }
         )
 
-    def _hear(self, child: _Child, message: Message) -> None:
+    def _on_message(self, child: _Child, message: Message) -> None:
         """Act on one message of a child."""
         if message["kind"] in ("ready", "unusable"):
-            child.hello.set_result(message)
+            child.handshake.set_result(message)
         elif message["kind"] == "unhealthy":
             log.warning("the handler's process is replaced: %s", message["error"])
             child.kill()
         else:
             attempt = child.running.pop(message["id"])
-            child.alone = False
+            child.exclusive = False
             self._conclude(
                 attempt,
                 message["kind"],
@@ -323,14 +324,14 @@ class Compute:
                 message.get("error"),
                 message.get("after"),
             )
-            self._hand_out()
+            self._start_waiting()
 
     def _end(self, attempt: _Attempt, kind: Kind, error: str) -> None:
         """End the attempt in this way, once its handler has let go or has been killed."""
         if attempt.child is None:
-            for shelf in (self._waiting, self._suspects):
-                if attempt in shelf:
-                    shelf.remove(attempt)
+            for queue in (self._waiting, self._quarantined):
+                if attempt in queue:
+                    queue.remove(attempt)
             self._conclude(attempt, kind, error=error)
         elif attempt.decided is None:
             attempt.decided = (kind, error)
@@ -373,7 +374,7 @@ class Compute:
         if not attempt.ended.done():
             attempt.ended.set_result(Ending(kind, result, error, after_seconds, run_seconds))
 
-    def _settle(self, child: _Child, how: str) -> None:
+    def _on_child_exit(self, child: _Child, how: str) -> None:
         """Decide about each attempt in a child that has ended: who did it fails, others go on.
 
         Where several ran and nobody killed it, each is a suspect and runs again alone: then the
@@ -381,24 +382,24 @@ class Compute:
         """
         attempts = list(child.running.values())
         child.running.clear()
-        child.alone = False
-        innocent = []
+        child.exclusive = False
+        requeued = []
         for attempt in attempts:
             attempt.child = None
             if attempt.decided is not None:
                 self._conclude(attempt, *attempt.decided)
             elif child.killed:
-                innocent.append(attempt)
+                requeued.append(attempt)
             elif len(attempts) == 1:
                 self._conclude(attempt, "failed", error=how)
             else:
-                attempt.suspect = True
-                self._suspects.append(attempt)
+                attempt.quarantined = True
+                self._quarantined.append(attempt)
         # In front: they have waited once already.
-        self._waiting.extendleft(reversed(innocent))
-        for attempt in (*innocent, *self._suspects):
+        self._waiting.extendleft(reversed(requeued))
+        for attempt in (*requeued, *self._quarantined):
             self._wait_for_seat(attempt)
-        self._hand_out()
+        self._start_waiting()
 
     # Children.
 
@@ -406,22 +407,22 @@ class Compute:
         """A child that is ready for work; HandlerError when the handler cannot be used."""
         loop = asyncio.get_running_loop()
         ours, process = begin_child(self._handler, self._max_output_characters)
-        child = _Child(process, self._hear)
+        child = _Child(process, self._on_message)
         try:
             await loop.create_unix_connection(lambda: child, sock=ours)
-            waits: list[asyncio.Future[Any]] = [child.hello, child.end]
+            waits: list[asyncio.Future[Any]] = [child.handshake, child.end]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if not child.hello.done():
+            if not child.handshake.done():
                 raise HandlerError(f"{how_it_ended(child.end.result())} before it was ready")
-            if child.hello.result()["kind"] == "unusable":
-                raise HandlerError(child.hello.result()["error"])
+            if child.handshake.result()["kind"] == "unusable":
+                raise HandlerError(child.handshake.result()["error"])
         except BaseException:
             child.kill()
             await child.end
             raise
         return child
 
-    async def _keep(self, child: _Child | None, seats: int) -> None:
+    async def _supervise(self, child: _Child | None, seats: int) -> None:
         """Keep one child alive for ever: put another in its place whenever it has ended."""
         pause_seconds = FIRST_PAUSE_SECONDS
         while True:
@@ -434,15 +435,15 @@ class Compute:
                 continue
             child.seats = seats
             self._children.append(child)
-            self._hand_out()
-            # Shielded, because close() ends this keeper and then still needs the child's end.
+            self._start_waiting()
+            # Shielded, because close() ends this supervisor and then still needs the child's end.
             status = await asyncio.shield(child.end)
             self._children.remove(child)
             how = how_it_ended(status)
             if not child.killed:
                 log.warning("%s; another is started", how)
             served = bool(child.running) or child.killed
-            self._settle(child, how)
+            self._on_child_exit(child, how)
             if served:
                 pause_seconds = FIRST_PAUSE_SECONDS
             else:

@@ -7,10 +7,10 @@ from partway.worker.settings import WorkerSettings
 
 # All idle workers together look about so often a second, whether they are two or two hundred: the
 # first to look finds new work as soon, and the database has as little to answer.
-LOOKS_PER_SECOND = 60.0
+POLLS_PER_SECOND = 60.0
 
 # A worker that is nearly alone need not look more often than this.
-LEAST_REST_SECONDS = 0.02
+LEAST_WAIT_SECONDS = 0.02
 
 # How often a worker says that it is there, and for how long after that it counts.
 PRESENT_SECONDS = 15.0
@@ -34,7 +34,7 @@ WHERE  name = %s
 """
 
 # Nobody said goodbye for these: they were killed.
-FORGET = """
+DELETE_MISSING = """
 DELETE FROM workers
 WHERE  seen_at < NOW(6) - INTERVAL 1 DAY
 """
@@ -51,17 +51,17 @@ class Fleet:
     async def step(self) -> bool:
         """Say that this worker is there, and learn how many are; False always."""
         if self._workers == 0:
-            await self._db.write(FORGET)
+            await self._db.write(DELETE_MISSING)
         slots = self._settings.concurrency
         await self._db.write(PRESENT, (self._settings.name, slots, slots))
         (row,) = await self._db.read(SIZE, (MISSED_SECONDS,))
         self._workers = row["workers"]
         return False
 
-    def rest_seconds(self) -> float:
+    def idle_wait_seconds(self) -> float:
         """The longest rest of this worker between two looks, for it to do its share of them."""
-        rest_seconds = max(self._workers / LOOKS_PER_SECOND, LEAST_REST_SECONDS)
-        return min(rest_seconds, self._settings.idle_seconds)
+        idle_wait_seconds = max(self._workers / POLLS_PER_SECOND, LEAST_WAIT_SECONDS)
+        return min(idle_wait_seconds, self._settings.idle_seconds)
 
     async def leave(self) -> None:
         """Count no longer; nothing comes back."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # By their names alone: to import them here would make every handler's child load what they need.
-SHIPPED = {
+BUILT_IN = {
     "apertium": "partway.worker.handlers.apertium:Apertium",
     "http": "partway.worker.handlers.http:Http",
     "sleep": "partway.worker.handlers.sleep:Sleep",
@@ -60,15 +60,17 @@ def load(name: str) -> Any:
     A name is "package.module:name", looked for in the current directory first, or the short
     name of a handler that comes with Partway.
     """
-    module_name, colon, attribute = SHIPPED.get(name, name).partition(":")
+    module_name, colon, attribute = BUILT_IN.get(name, name).partition(":")
     if not (module_name and colon and attribute):
-        shipped = ", ".join(sorted(SHIPPED))
+        shipped = ", ".join(sorted(BUILT_IN))
         raise HandlerError(f"handler {name!r} is neither package.module:name nor one of {shipped}")
     try:
         handler = getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:
         # Importing runs whatever stands in the module, so anything can come out of it.
-        raise HandlerError(f"handler {name!r} cannot be imported: {described(error)}") from error
+        raise HandlerError(
+            f"handler {name!r} cannot be imported: {describe_error(error)}"
+        ) from error
     if not callable(handler):
         kind = type(handler).__name__
         raise HandlerError(f"handler {name!r} cannot be called: it is of type {kind}")
@@ -78,7 +80,7 @@ def load(name: str) -> Any:
 LONGEST_ERROR_CHARACTERS = 500
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """`TypeName: message` in one line that can be stored, cut to 500 characters."""
     name = type(error).__name__
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import aiomysql
 
-from partway.store.database import Database, error_number, listed
+from partway.store.database import Database, error_number, expand_lists
 from partway.worker.metrics import RENEWALS
 
 LOCK_WAIT = 1205
@@ -53,7 +53,7 @@ class Exchanged:
     claimed: list[Lease]
     exhausted: int
     lost: list[Lease]
-    held: list[Ready]
+    deferred: list[Ready]
 
 
 # Inside one active request only: its rows lie together, so the cost is the same with a million dead
@@ -119,12 +119,12 @@ async def claim(
     if fresh:
         numbers = [row["index_no"] for row in fresh]
         await cursor.execute(
-            listed(LEASE, len(numbers)),
+            expand_lists(LEASE, len(numbers)),
             (token.hex(), owner_id, int(lease_seconds * 1_000_000), request_id, *numbers),
         )
     if spent:
         reason = f"given up after {max_attempts} attempts: the worker did not live to say why"
-        await cursor.execute(listed(EXHAUST, len(spent)), (reason, request_id, *spent))
+        await cursor.execute(expand_lists(EXHAUST, len(spent)), (reason, request_id, *spent))
     leases = [
         Lease(
             request_id,
@@ -164,7 +164,7 @@ WHERE  request_id = %s
 """
 
 # After a lock wait: one row in the hands of a frozen client would hold back all the others.
-RESCUE = """
+LOCKABLE = """
 SELECT index_no
 FROM   segments
 WHERE  request_id = %s
@@ -176,19 +176,19 @@ FOR UPDATE SKIP LOCKED
 
 
 async def write_back(
-    cursor: aiomysql.DictCursor, ready: Sequence[Ready], careful: bool
+    cursor: aiomysql.DictCursor, ready: Sequence[Ready], skip_locked: bool
 ) -> tuple[list[Lease], list[Ready]]:
     """The leases that turn out to be lost, and the results that had to stay behind.
 
-    `careful` writes only rows that nobody else has locked. In order of request and index: two
+    `skip_locked` writes only rows that nobody else has locked. In order of request and index: two
     processes that wrote each other's stale rows in different orders would deadlock.
     """
     lost: list[Lease] = []
     held: list[Ready] = []
-    for part in parts(ready):
+    for part in write_batches(ready):
         request_id, token = part[0].lease.request_id, part[0].lease.token
-        if careful:
-            free = await numbers(cursor, RESCUE, request_id, token, part)
+        if skip_locked:
+            free = await find_index_numbers(cursor, LOCKABLE, request_id, token, part)
             held += [item for item in part if item.lease.index_no not in free]
             part = [item for item in part if item.lease.index_no in free]
         if not part:
@@ -196,15 +196,15 @@ async def write_back(
         cases = [value for item in part for value in (item.lease.index_no, item.result)]
         found = [item.lease.index_no for item in part]
         written = await cursor.execute(
-            listed(WRITE_BACK, len(part)), (*cases, request_id, token.hex(), *found)
+            expand_lists(WRITE_BACK, len(part)), (*cases, request_id, token.hex(), *found)
         )
         if written < len(part):
-            ours = await numbers(cursor, WRITTEN, request_id, token, part)
+            ours = await find_index_numbers(cursor, WRITTEN, request_id, token, part)
             lost += [item.lease for item in part if item.lease.index_no not in ours]
     return lost, held
 
 
-def parts(ready: Iterable[Ready]) -> list[list[Ready]]:
+def write_batches(ready: Iterable[Ready]) -> list[list[Ready]]:
     """The results that go into one statement each: same request, same token, not too long."""
     groups: list[list[Ready]] = []
     characters = 0
@@ -222,12 +222,12 @@ def parts(ready: Iterable[Ready]) -> list[list[Ready]]:
     return sorted(groups, key=lambda group: (group[0].lease.request_id, group[0].lease.index_no))
 
 
-async def numbers(
+async def find_index_numbers(
     cursor: aiomysql.DictCursor, statement: str, request_id: int, token: bytes, part: list[Ready]
 ) -> set[int]:
     """The index numbers that one of the statements above finds for these results."""
     wanted = [item.lease.index_no for item in part]
-    await cursor.execute(listed(statement, len(wanted)), (request_id, token.hex(), *wanted))
+    await cursor.execute(expand_lists(statement, len(wanted)), (request_id, token.hex(), *wanted))
     return {row["index_no"] for row in await cursor.fetchall()}
 
 
@@ -248,20 +248,21 @@ async def exchange(
     owner_id: str,
     lease_seconds: float,
     max_attempts: int,
-    careful: bool = False,
+    skip_locked: bool = False,
     first_index: int = 0,
 ) -> Exchanged:
     """Write back what is ready and claim up to `count` segments of one request, in one transaction.
 
-    `request_id` is None to claim nothing, and nothing before `first_index` is claimed; `careful` is
-    for results that were held before. Raises Unavailable when neither was done or nobody can tell:
-    then the same results may be handed in again, and a claim runs out by itself.
+    `request_id` is None to claim nothing, and nothing before `first_index` is claimed.
+    `skip_locked` is for results that an exchange before had to defer. Raises Unavailable when
+    neither was done or nobody can tell: then the same results may be handed in again, and a claim
+    runs out by itself.
     """
     token = secrets.token_bytes(16)
 
     async def once(trouble: Exception | None) -> Exchanged:
         async with db.transaction() as cursor:
-            waits = careful or error_number(trouble) == LOCK_WAIT
+            waits = skip_locked or error_number(trouble) == LOCK_WAIT
             lost, held = await write_back(cursor, ready, waits)
             claimed: list[Lease] = []
             exhausted = 0
@@ -320,18 +321,18 @@ async def renew(db: Database, leases: Sequence[Lease], lease_seconds: float) -> 
             mine = list(leases)
             if error_number(trouble) == LOCK_WAIT:
                 # Waiting again for the one row would let all the others run out.
-                free = await found(cursor, STILL_FREE, mine)
-                mine = [lease for lease in mine if key(lease) in free]
+                free = await find_lease_keys(cursor, STILL_FREE, mine)
+                mine = [lease for lease in mine if lease_key(lease) in free]
             if not mine:
                 return 0, []
-            where, values = held_by(mine)
+            where, values = lease_condition(mine)
             renewed = await cursor.execute(
                 RENEW.replace("(held)", where), (int(lease_seconds * 1_000_000), *values)
             )
             if renewed == len(mine):
                 return renewed, []
-            still = await found(cursor, STILL_HELD, mine)
-            return renewed, [lease for lease in mine if key(lease) not in still]
+            still = await find_lease_keys(cursor, STILL_HELD, mine)
+            return renewed, [lease for lease in mine if lease_key(lease) not in still]
 
     if not leases:
         return []
@@ -340,28 +341,28 @@ async def renew(db: Database, leases: Sequence[Lease], lease_seconds: float) -> 
     return lost
 
 
-def key(lease: Lease) -> tuple[int, int, bytes]:
+def lease_key(lease: Lease) -> tuple[int, int, bytes]:
     """What names one lease in the rows."""
     return lease.request_id, lease.index_no, lease.token
 
 
-def held_by(leases: Sequence[Lease]) -> tuple[str, list[int | str]]:
+def lease_condition(leases: Sequence[Lease]) -> tuple[str, list[int | str]]:
     """The condition that finds these leases by the primary key, and its values."""
     groups: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for lease in leases:
         groups[lease.request_id, lease.token].append(lease.index_no)
-    conditions = [f"({listed(HELD, len(numbers))})" for numbers in groups.values()]
+    conditions = [f"({expand_lists(HELD, len(numbers))})" for numbers in groups.values()]
     values: list[int | str] = []
     for (request_id, token), numbers in groups.items():
         values += [request_id, token.hex(), *numbers]
     return f"({' OR '.join(conditions)})", values
 
 
-async def found(
+async def find_lease_keys(
     cursor: aiomysql.DictCursor, statement: str, leases: Sequence[Lease]
 ) -> set[tuple[int, int, bytes]]:
     """The keys of those leases that one of the statements above finds."""
-    where, values = held_by(leases)
+    where, values = lease_condition(leases)
     await cursor.execute(statement.replace("(held)", where), values)
     return {
         (row["request_id"], row["index_no"], row["lease_token"]) for row in await cursor.fetchall()

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from partway.store.metrics import bound, name_program
+from partway.store.metrics import label_values, name_program
 
 REGISTRY = CollectorRegistry()
 
-CLAIMS = bound(
+CLAIMS = label_values(
     Counter(
         "partway_claims_total",
         "Exchanges that asked for segments, by what they brought.",
@@ -67,7 +67,7 @@ EXPIRATIONS = Counter(
     registry=REGISTRY,
 )
 
-FENCE_REJECTIONS = bound(
+FENCE_REJECTIONS = label_values(
     Counter(
         "partway_fence_rejections_total",
         "Writes that found their lease lost, by what they were to do.",
@@ -77,7 +77,7 @@ FENCE_REJECTIONS = bound(
     *("write_back", "renew", "fail", "give_back"),
 )
 
-SLOTS = bound(
+SLOTS = label_values(
     Gauge(
         "partway_worker_slots",
         "Slots of this process, by whether a segment is in them.",

@@ -19,11 +19,11 @@ class WorkerSettings(BaseSettings):
     concurrency: int = Field(
         1, ge=1, le=1000, description="How many segments this process computes at once."
     )
-    # A killed worker's segment comes back after a lease and a rest of aside_seconds: within 15 s.
+    # A killed worker's segment comes back after a lease and a rest of backoff_seconds: within 15 s.
     lease_seconds: float = Field(
         10, ge=2, le=3600, description="How long a claim holds without being renewed."
     )
-    aside_seconds: float = Field(
+    backoff_seconds: float = Field(
         3, gt=0, le=3600, description="How long a request that gave nothing is not asked again."
     )
     max_attempts: int = Field(
@@ -56,9 +56,9 @@ class WorkerSettings(BaseSettings):
     @model_validator(mode="after")
     def _rest_is_shorter_than_a_lease(self) -> Self:
         # A memory as long as a lease would hide a segment that came back.
-        if self.aside_seconds >= self.lease_seconds:
+        if self.backoff_seconds >= self.lease_seconds:
             raise ValueError(
-                f"aside_seconds ({self.aside_seconds:g}) must be less than "
+                f"backoff_seconds ({self.backoff_seconds:g}) must be less than "
                 f"lease_seconds ({self.lease_seconds:g})"
             )
         return self

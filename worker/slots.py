@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partway.store.database import Database, Unavailable
-from partway.store.loop import rest
+from partway.store.loop import wait_for_any
 from partway.worker.choice import Active, Choice
 from partway.worker.compute import Compute, Ending, Work
 from partway.worker.lease import Exchanged, Lease, Ready, exchange, fail, give_back, renew
@@ -27,13 +27,13 @@ from partway.worker.settings import WorkerSettings
 log = logging.getLogger("partway.worker")
 
 # A handler is stopped this long before its lease ends, when the lease could not be renewed.
-LET_GO_SECONDS = 1.0
+LEASE_MARGIN_SECONDS = 1.0
 
 # What is ready at the end is written back if the database answers within this.
 LAST_WRITES_SECONDS = 5.0
 
 # Every segment of a request has the same params, and a process meets many requests in turn.
-PARAMS_KEPT = 256
+CONTEXTS_CACHED = 256
 
 PARAMS = """
 SELECT params, traceparent, tenant, public_id,
@@ -44,7 +44,7 @@ WHERE  id = %s
 
 
 @dataclass(frozen=True)
-class Meant:
+class RequestContext:
     """What a caller means for the handler, the same for each segment of its request.
 
     `named` is what the caller calls it: by that its lines in the logs of all programs meet.
@@ -58,7 +58,7 @@ class Meant:
 
 
 # Of a request that was settled since the list was read: it has no segment left to claim either.
-NOTHING_MEANT = Meant({}, None, {}, 0.0)
+NO_CONTEXT = RequestContext({}, None, {}, 0.0)
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,16 @@ class Slots:
         self._db = db
         self._compute = compute
         self._settings = settings
-        self._choice = Choice(settings.aside_seconds)
+        self._choice = Choice(settings.backoff_seconds)
         self._draining = False
         self._running: dict[Lease, asyncio.Task[Ending]] = {}
         self._lease_ends_at: dict[Lease, float] = {}
         self._ready: list[Ready] = []
-        self._careful = False
+        self._skip_locked = False
         self._exchanging = asyncio.Lock()
         self._failures: list[Failure] = []
-        self._meant: OrderedDict[int, Meant] = OrderedDict()
-        self._trouble: BaseException | None = None
+        self._contexts: OrderedDict[int, RequestContext] = OrderedDict()
+        self._fault: BaseException | None = None
         self._counted = of_handler(settings.handler)
         SLOTS["busy"].set_function(lambda: len(self._running))
         SLOTS["idle"].set_function(lambda: settings.concurrency - len(self._running))
@@ -96,8 +96,8 @@ class Slots:
 
     async def step(self) -> bool:
         """One exchange; False when there is nothing to claim and nothing to write back."""
-        if self._trouble is not None:
-            raise self._trouble
+        if self._fault is not None:
+            raise self._fault
         if self._failures:
             await self._record(self._failures[0])
             del self._failures[0]
@@ -108,11 +108,11 @@ class Slots:
         active = None
         if free > 0 and not self._draining:
             active = await self._choice.next(self._db)
-        meant = await self._meant_for(active) if active is not None else NOTHING_MEANT
+        context = await self._context_for(active) if active is not None else NO_CONTEXT
         async with self._exchanging:
-            return await self._exchange(None if self._draining else active, meant, free)
+            return await self._exchange(None if self._draining else active, context, free)
 
-    async def _exchange(self, active: Active | None, meant: Meant, free: int) -> bool:
+    async def _exchange(self, active: Active | None, context: RequestContext, free: int) -> bool:
         """Whether there is more to claim or to write back at once."""
         ready = list(self._ready)
         if active is None and not ready:
@@ -127,22 +127,22 @@ class Slots:
                 self._settings.name,
                 self._settings.lease_seconds,
                 self._settings.max_attempts,
-                self._careful,
+                self._skip_locked,
                 active.first_index if active is not None else 0,
             )
         except Unavailable:
             if active is not None:
                 CLAIMS["error"].inc()
             raise
-        self._ready = brought.held + self._ready[len(ready) :]
-        self._careful = bool(brought.held)
+        self._ready = brought.deferred + self._ready[len(ready) :]
+        self._skip_locked = bool(brought.deferred)
         for lease in brought.lost:
             FENCE_REJECTIONS["write_back"].inc()
             log.warning("lease lost, result dropped", extra=self._named(lease))
         if active is not None:
-            self._count_claim(brought, meant, began)
+            self._count_claim(brought, context, began)
             for lease in brought.claimed:
-                self._start(lease, active, meant, began)
+                self._start(lease, active, context, began)
             self._choice.note_claimed(
                 active,
                 [lease.index_no for lease in brought.claimed],
@@ -155,9 +155,9 @@ class Slots:
                 )
         self._note_change()
         # What was asked in vain is set aside now, so there is another to ask, or none.
-        return active is not None or len(brought.held) < len(ready)
+        return active is not None or len(brought.deferred) < len(ready)
 
-    def _count_claim(self, brought: Exchanged, meant: Meant, began: float) -> None:
+    def _count_claim(self, brought: Exchanged, context: RequestContext, began: float) -> None:
         now = time.monotonic()
         CLAIM_DURATION.observe(now - began)
         CLAIMS["claimed" if brought.claimed else "empty"].inc()
@@ -166,7 +166,7 @@ class Slots:
             if lease.is_successor:
                 EXPIRATIONS.inc()
             if lease.attempt == 1:
-                self._counted.queue_wait.observe(now - meant.began_at)
+                self._counted.queue_wait.observe(now - context.began_at)
 
     async def renew(self) -> bool:
         """Renew every lease held here, and stop what runs on a lease that is lost; False always."""
@@ -183,12 +183,12 @@ class Slots:
                 self._running[lease].cancel()
         return False
 
-    async def let_go(self) -> bool:
+    async def cancel_expiring_leases(self) -> bool:
         """Stop what runs on a lease that ends before it can be renewed; False always.
 
         Whoever claims the segment next must not find it still running here.
         """
-        last = time.monotonic() + LET_GO_SECONDS
+        last = time.monotonic() + LEASE_MARGIN_SECONDS
         for lease, ends_at in self._lease_ends_at.items():
             if ends_at < last:
                 log.warning("lease not renewed in time, handler stopped", extra=self._named(lease))
@@ -200,7 +200,7 @@ class Slots:
         self._draining = True
         async with self._exchanging:
             pass  # a claim that was on its way has come, and is among what runs
-        await rest(grace_seconds, self.empty)
+        await wait_for_any(grace_seconds, self.empty)
         running = dict(self._running)
         for task in running.values():
             task.cancel()
@@ -218,23 +218,25 @@ class Slots:
                 continue
             self._counted.attempts["given_back"].inc()
             log.info("segment given back", extra=self._named(lease))
-        await rest(LAST_WRITES_SECONDS, self.empty)
+        await wait_for_any(LAST_WRITES_SECONDS, self.empty)
 
-    async def _meant_for(self, active: Active) -> Meant:
-        if active.id not in self._meant:
-            meant = NOTHING_MEANT
+    async def _context_for(self, active: Active) -> RequestContext:
+        if active.id not in self._contexts:
+            context = NO_CONTEXT
             for row in await self._db.read(PARAMS, (active.id,)):
                 caller = {"request_id": row["public_id"], "tenant": row["tenant"]}
                 began_at = time.monotonic() - row["age_microseconds"] / 1_000_000
-                meant = Meant(json.loads(row["params"]), row["traceparent"], caller, began_at)
-            self._meant[active.id] = meant
-            if len(self._meant) > PARAMS_KEPT:
-                self._meant.popitem(last=False)
-        return self._meant[active.id]
+                context = RequestContext(
+                    json.loads(row["params"]), row["traceparent"], caller, began_at
+                )
+            self._contexts[active.id] = context
+            if len(self._contexts) > CONTEXTS_CACHED:
+                self._contexts.popitem(last=False)
+        return self._contexts[active.id]
 
     def _named_request(self, request_id: int) -> dict[str, Any]:
         """A request as logs name it."""
-        caller = self._meant.get(request_id, NOTHING_MEANT).named
+        caller = self._contexts.get(request_id, NO_CONTEXT).named
         return {"request_no": request_id, "owner": self._settings.name, **caller}
 
     def _named(self, lease: Lease) -> dict[str, Any]:
@@ -242,15 +244,15 @@ class Slots:
         one = {"index": lease.index_no, "attempt": lease.attempt}
         return self._named_request(lease.request_id) | one
 
-    def _start(self, lease: Lease, active: Active, meant: Meant, began: float) -> None:
+    def _start(self, lease: Lease, active: Active, context: RequestContext, began: float) -> None:
         work = Work(
             request_id=lease.request_id,
             index_no=lease.index_no,
             attempt=lease.attempt,
             source=lease.source,
-            params=meant.params,
+            params=context.params,
             ends_at=active.ends_at,
-            traceparent=meant.traceparent,
+            traceparent=context.traceparent,
         )
         self._lease_ends_at[lease] = began + self._settings.lease_seconds
         self._running[lease] = task = asyncio.create_task(self._compute.run(work))
@@ -265,12 +267,12 @@ class Slots:
                 self._counted.attempts["stopped"].inc()
         else:
             # No handler can cause an exception here: it is a fault of ours, for the next step.
-            self._trouble = self._trouble or task.exception()
+            self._fault = self._fault or task.exception()
             if task.exception() is None:
-                self._take(lease, task.result())
+                self._handle_ending(lease, task.result())
         self._note_change()
 
-    def _take(self, lease: Lease, ending: Ending) -> None:
+    def _handle_ending(self, lease: Lease, ending: Ending) -> None:
         """Put the ending of an attempt where the next step finds it."""
         self._counted.attempts[ending.kind].inc()
         if ending.kind == "stopped":
@@ -301,7 +303,7 @@ class Slots:
             FENCE_REJECTIONS["fail"].inc()
             log.warning("lease lost, failure dropped", extra=self._named(failure.lease))
         elif failure.lease.attempt < failure.max_attempts:
-            self._choice.set_aside(failure.lease.request_id, failure.after_seconds)
+            self._choice.back_off(failure.lease.request_id, failure.after_seconds)
 
     def _note_change(self) -> None:
         self._compute.seat_free.set()

@@ -24,7 +24,7 @@ COOKIE = "partway_session"
 SESSION_HOURS = 12
 
 # A key in a form, and where to go next; nothing longer is one.
-LONGEST_FORM = 8192
+MAX_FORM_BYTES = 8192
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -87,12 +87,12 @@ async def find_caller(db: Database, key: str | None, session: str | None) -> Cal
 ANY_KEY = "SELECT 1 FROM access_keys WHERE revoked_at IS NULL LIMIT 1"
 
 
-async def is_open(db: Database) -> bool:
+async def has_any_key(db: Database) -> bool:
     """Whether there is a key with which anybody could call."""
     return bool(await db.read(ANY_KEY))
 
 
-def asked_for(
+def require_scope(
     db: Database, settings: AppSettings, *scopes: Scope
 ) -> Callable[[Call], Awaitable[Caller]]:
     """The dependency of a route that a caller with any of these scopes may use.
@@ -150,7 +150,7 @@ WHERE  hash = %s
 ON DUPLICATE KEY UPDATE sessions.created_at = sessions.created_at
 """
 
-FORGET_OLD_SESSIONS = """
+DELETE_OLD_SESSIONS = """
 DELETE FROM sessions
 WHERE  created_at < NOW(6) - INTERVAL %s HOUR
 ORDER  BY created_at
@@ -167,7 +167,7 @@ async def begin_session(db: Database, key: str) -> str | None:
     token = secrets.token_urlsafe(32)
     if not await db.write(BEGIN_SESSION, (digest(token), digest(key))):
         return None
-    await db.write(FORGET_OLD_SESSIONS, (SESSION_HOURS,))
+    await db.write(DELETE_OLD_SESSIONS, (SESSION_HOURS,))
     return token
 
 

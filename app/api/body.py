@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
-from partway.app.problems import Problem, Wrong
+from partway.app.problems import FieldError, Problem
 from partway.app.requests.split import Pieces, split
 from partway.app.settings import AppSettings
 
@@ -18,13 +18,13 @@ from partway.app.settings import AppSettings
 PUBLIC_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,63}")
 
 # A person reads this many; a body of two megabytes can hold a million.
-MOST_FAULTS = 20
+MAX_ERRORS_NAMED = 20
 
 # Far from where the parsers of this program and of a handler give up.
-DEEPEST = 100
+MAX_DEPTH = 100
 
 # A name that nobody asked for may be as long as the body, and is not to be repeated whole.
-LONGEST_NAME = 64
+MAX_NAME_CHARACTERS = 64
 
 
 class Body(BaseModel):
@@ -97,12 +97,12 @@ def read_submission(
     if media_type != "application/json":
         raise Problem("unsupported-media-type", "Send the request as application/json.")
     value = read_json(raw)
-    refuse(unknown(value))
+    raise_if_any(find_unknown_fields(value))
     try:
         body = Body.model_validate(value)
     except ValidationError as error:
-        raise faulty(named(error)) from None
-    refuse(over_limits(body, settings))
+        raise invalid_request(to_field_errors(error)) from None
+    raise_if_any(find_over_limits(body, settings))
     if body.document is not None:
         pieces = split(
             body.document,
@@ -112,7 +112,7 @@ def read_submission(
         )
     else:
         pieces = Pieces([], body.segments or [])
-    refuse(too_many(pieces.sources, "/document", settings))
+    raise_if_any(find_too_many(pieces.sources, "/document", settings))
     canonical = json.dumps(body.model_dump(), sort_keys=True).encode()
     return Submission(
         public_id=public_id or own_id,
@@ -126,16 +126,16 @@ def read_submission(
     )
 
 
-def faulty(wrong: list[Wrong]) -> Problem:
+def invalid_request(wrong: list[FieldError]) -> Problem:
     """The problem that names these faults."""
     return Problem("invalid-request", "The request has faults.", wrong=wrong)
 
 
-def refuse(wrong: Iterator[Wrong]) -> None:
+def raise_if_any(wrong: Iterator[FieldError]) -> None:
     """Nothing when there is no fault; otherwise Problem 422 names the first of them."""
-    first = list(islice(wrong, MOST_FAULTS))
+    first = list(islice(wrong, MAX_ERRORS_NAMED))
     if first:
-        raise faulty(first)
+        raise invalid_request(first)
 
 
 def check_public_id(public_id: str) -> str:
@@ -175,48 +175,50 @@ def read_json(raw: bytes) -> Any:
         raise Problem("invalid-json", "The body is nested too deeply.") from None
     except ValueError:  # an integer of more digits than Python will read
         raise Problem("invalid-json", "The body holds a number with too many digits.") from None
-    refuse(unstorable(value, "", 0))
+    raise_if_any(find_unstorable(value, "", 0))
     return value
 
 
-def unstorable(value: Any, pointer: str, depth: int) -> Iterator[Wrong]:
+def find_unstorable(value: Any, pointer: str, depth: int) -> Iterator[FieldError]:
     """The places at and below `pointer` that are too deep, or not to be written as UTF-8."""
-    if depth > DEEPEST:
-        yield Wrong(pointer, f"is more than {DEEPEST} levels deep")
+    if depth > MAX_DEPTH:
+        yield FieldError(pointer, f"is more than {MAX_DEPTH} levels deep")
     elif isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            yield Wrong(pointer, f"character {error.start} is half of a surrogate pair")
+            yield FieldError(pointer, f"character {error.start} is half of a surrogate pair")
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            yield from unstorable(item, f"{pointer}/{i}", depth + 1)
+            yield from find_unstorable(item, f"{pointer}/{i}", depth + 1)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from unstorable(key, pointer, depth)
-            yield from unstorable(item, f"{pointer}/{escaped(key)}", depth + 1)
+            yield from find_unstorable(key, pointer, depth)
+            yield from find_unstorable(item, f"{pointer}/{escape_pointer(key)}", depth + 1)
 
 
-def unknown(value: Any) -> Iterator[Wrong]:
+def find_unknown_fields(value: Any) -> Iterator[FieldError]:
     """What a body must not have at its top; nothing when it is an object with our fields only."""
     if not isinstance(value, dict):
-        yield Wrong("", "must be a JSON object")
+        yield FieldError("", "must be a JSON object")
         return
     for key in value:
         if key not in Body.model_fields:
-            yield Wrong(f"/{escaped(key)}", "is not a field of a request")
+            yield FieldError(f"/{escape_pointer(key)}", "is not a field of a request")
 
 
-def escaped(key: str) -> str:
+def escape_pointer(key: str) -> str:
     """A member's name as a part of a JSON pointer (RFC 6901), cut where it is too long."""
-    name = key[:LONGEST_NAME].encode("utf-8", "replace").decode()
+    name = key[:MAX_NAME_CHARACTERS].encode("utf-8", "replace").decode()
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def named(error: ValidationError) -> list[Wrong]:
+def to_field_errors(error: ValidationError) -> list[FieldError]:
     """What pydantic found wrong, each with its JSON pointer; the text itself is never repeated."""
     return [
-        Wrong("".join(f"/{escaped(str(part))}" for part in found["loc"]), said(found["msg"]))
+        FieldError(
+            "".join(f"/{escape_pointer(str(part))}" for part in found["loc"]), said(found["msg"])
+        )
         for found in error.errors(include_url=False, include_input=False, include_context=False)
     ]
 
@@ -226,23 +228,25 @@ def said(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-def over_limits(body: Body, settings: AppSettings) -> Iterator[Wrong]:
+def find_over_limits(body: Body, settings: AppSettings) -> Iterator[FieldError]:
     """What is more than this node takes; nothing when all of it fits."""
     if (body.document is None) == (body.segments is None):
-        yield Wrong("", "must have one of document and segments, and not both")
+        yield FieldError("", "must have one of document and segments, and not both")
     # The default never is too much: it shrinks to what this node allows.
     if "deadline_ms" in body.model_fields_set and body.deadline_ms > settings.max_deadline_ms:
-        yield Wrong("/deadline_ms", f"must be at most {settings.max_deadline_ms}")
+        yield FieldError("/deadline_ms", f"must be at most {settings.max_deadline_ms}")
     if len(json.dumps(body.params, ensure_ascii=False).encode()) > settings.max_params_bytes:
-        yield Wrong("/params", f"must be at most {settings.max_params_bytes} bytes")
-    yield from too_many(body.segments or [], "/segments", settings)
+        yield FieldError("/params", f"must be at most {settings.max_params_bytes} bytes")
+    yield from find_too_many(body.segments or [], "/segments", settings)
     for index, source in enumerate(body.segments or []):
         if len(source) > settings.max_segment_characters:
             limit = settings.max_segment_characters
-            yield Wrong(f"/segments/{index}", f"must be at most {limit} characters")
+            yield FieldError(f"/segments/{index}", f"must be at most {limit} characters")
 
 
-def too_many(sources: list[str], pointer: str, settings: AppSettings) -> Iterator[Wrong]:
+def find_too_many(sources: list[str], pointer: str, settings: AppSettings) -> Iterator[FieldError]:
     """The fault of having more segments than this node takes; nothing when there are not."""
     if len(sources) > settings.max_segments:
-        yield Wrong(pointer, f"gives {len(sources)} segments; {settings.max_segments} are allowed")
+        yield FieldError(
+            pointer, f"gives {len(sources)} segments; {settings.max_segments} are allowed"
+        )

@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
 from partway.app import problems
-from partway.app.api.body import DEEPEST, PUBLIC_ID, Body
+from partway.app.api.body import MAX_DEPTH, PUBLIC_ID, Body
 from partway.app.api.usage import EVERYBODY, UsageAnswer
-from partway.app.problems import KINDS, PLAIN, PROBLEM, URN, Wrong
+from partway.app.problems import KINDS, NO_TYPE, PROBLEM_MEDIA_TYPE, URN, FieldError
 from partway.app.requests.answer import Answer, Counts, SegmentAnswer, Usage
 from partway.app.requests.events import EVENT_ID, EVENTS, Accepted, Working
 from partway.app.requests.ledger import Metered
@@ -19,7 +19,7 @@ from partway.app.settings import AppSettings
 
 COMPONENTS = "#/components/schemas/{model}"
 
-BEGAN = datetime(2026, 11, 30, 19, 47, 3, 746925, tzinfo=UTC)
+EXAMPLE_TIME = datetime(2026, 11, 30, 19, 47, 3, 746925, tzinfo=UTC)
 
 
 class Problem(BaseModel):
@@ -27,12 +27,12 @@ class Problem(BaseModel):
 
     type: str = Field(
         description="The kind, for programs; about:blank where the status says it all.",
-        json_schema_extra={"enum": [*(URN + kind for kind in KINDS), PLAIN]},
+        json_schema_extra={"enum": [*(URN + kind for kind in KINDS), NO_TYPE]},
     )
     title: str
     status: int = Field(ge=400, le=599)
     detail: str
-    errors: list[Wrong] = Field(
+    errors: list[FieldError] = Field(
         [], description="Each fault of a body with its place, the first twenty of them."
     )
 
@@ -160,9 +160,9 @@ EXAMPLE_BODIES: Mapping[str, Any] = {
 EXAMPLE_ANSWER = Answer(
     id="letter-18",
     status="partial",
-    created_at=BEGAN,
-    deadline_at=BEGAN + timedelta(seconds=20),
-    finished_at=BEGAN + timedelta(seconds=20.003),
+    created_at=EXAMPLE_TIME,
+    deadline_at=EXAMPLE_TIME + timedelta(seconds=20),
+    finished_at=EXAMPLE_TIME + timedelta(seconds=20.003),
     counts=Counts(total=2, done=1, failed=0, timed_out=1, cancelled=0),
     usage=Usage(segments=1, input_characters=11, output_characters=9, billed=True, final=True),
     document=None,
@@ -204,7 +204,7 @@ EVENT_STREAM: dict[str, Any] = {
 }
 
 
-def takes(settings: AppSettings) -> dict[str, Any]:
+def request_body(settings: AppSettings) -> dict[str, Any]:
     """The body of POST and PUT, with the limits of this node."""
     schema = Body.model_json_schema()
     schema.pop("$defs")
@@ -215,7 +215,7 @@ def takes(settings: AppSettings) -> dict[str, Any]:
     fields["segments"]["anyOf"][0]["items"]["maxLength"] = settings.max_segment_characters
     fields["params"]["additionalProperties"] = True
     fields["params"]["description"] += (
-        f" At most {settings.max_params_bytes} bytes of JSON, {DEEPEST} levels deep."
+        f" At most {settings.max_params_bytes} bytes of JSON, {MAX_DEPTH} levels deep."
     )
     fields["deadline_ms"]["maximum"] = settings.max_deadline_ms
     fields["deadline_ms"]["default"] = min(
@@ -232,24 +232,26 @@ def takes(settings: AppSettings) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def sends(parameter: Mapping[str, Any]) -> dict[str, Any]:
+def header_parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
     """What a call may send with this header, besides what the framework knows of."""
     return {"parameters": [dict(parameter)]}
 
 
-def gives(*kinds: str, headers: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+def answer_responses(
+    *kinds: str, headers: dict[str, Any] | None = None
+) -> dict[int | str, dict[str, Any]]:
     """The responses of a call that answers a request, or with one of these kinds of problem."""
     answer = {
         "model": Answer,
         "description": "What is there of the request.",
         "headers": ANSWER_HEADERS | (headers or {}),
     }
-    return {200: answer, **refuses(*kinds)}
+    return {200: answer, **problem_responses(*kinds)}
 
 
-def begins(*kinds: str) -> dict[int | str, dict[str, Any]]:
+def begin_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The responses of a call that brings a request, or with one of these kinds of problem."""
-    responses = gives(*kinds, headers=RATE_HEADERS | PREFERENCE_APPLIED)
+    responses = answer_responses(*kinds, headers=RATE_HEADERS | PREFERENCE_APPLIED)
     early = {
         "description": "The request runs; the caller preferred not to wait for its end.",
         "headers": responses[200]["headers"] | LOCATION,
@@ -261,38 +263,40 @@ def begins(*kinds: str) -> dict[int | str, dict[str, Any]]:
     return {**responses, 202: {"model": Answer, "links": LINKS, **early}}
 
 
-def shows(*kinds: str) -> dict[int | str, dict[str, Any]]:
+def event_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The responses of a call that watches a request, or with one of these kinds of problem."""
     place = {"Content-Location": ANSWER_HEADERS["Content-Location"]}
     return {
         200: {"description": "The events, to the end.", "headers": place, "content": EVENT_STREAM},
         204: {"description": "The reader has had the end already."},
-        **refuses(*kinds),
+        **problem_responses(*kinds),
     }
 
 
-def counts(*kinds: str) -> dict[int | str, dict[str, Any]]:
+def usage_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The responses of a call that answers with what was metered, or with one of these problems."""
     table = {"text/csv": {"schema": {"type": "string"}, "example": EXAMPLE_CSV}}
     found = {"model": UsageAnswer, "description": "What was metered.", "content": table}
-    return {200: found, **refuses(*kinds)}
+    return {200: found, **problem_responses(*kinds)}
 
 
-def refuses(*kinds: str) -> dict[int | str, dict[str, Any]]:
+def problem_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The responses with one of these kinds of problem, by their status."""
     by_status: dict[int, list[str]] = defaultdict(list)
     for kind in (*kinds, "internal"):
         by_status[KINDS[kind][0]].append(kind)
-    return {status: refusal(status, kinds_of_it) for status, kinds_of_it in by_status.items()}
+    return {
+        status: problem_response(status, kinds_of_it) for status, kinds_of_it in by_status.items()
+    }
 
 
-def refusal(status: int, kinds: list[str]) -> dict[str, Any]:
+def problem_response(status: int, kinds: list[str]) -> dict[str, Any]:
     """The response of this status, which these kinds of problem share."""
     model = "SettledProblem" if "settled" in kinds else "Problem"
     return {
         "description": "; ".join(KINDS[kind][1] for kind in kinds) + ".",
         "content": {
-            PROBLEM: {
+            PROBLEM_MEDIA_TYPE: {
                 "schema": {"$ref": COMPONENTS.format(model=model)},
                 "examples": {kind: {"value": example(kind)} for kind in kinds},
             }
@@ -303,7 +307,9 @@ def refusal(status: int, kinds: list[str]) -> dict[str, Any]:
 
 def example(kind: str) -> dict[str, Any]:
     """A problem of this kind, as it is answered."""
-    wrong = [Wrong("/deadline_ms", "must be at most 55000")] if kind == "invalid-request" else None
+    wrong = (
+        [FieldError("/deadline_ms", "must be at most 55000")] if kind == "invalid-request" else None
+    )
     members = {"metered": EXAMPLE_METERED} if kind == "settled" else None
     said = f"{KINDS[kind][1]}."
     return problems.Problem(kind, said, wrong=wrong, members=members).document()
@@ -336,7 +342,7 @@ KEY_SCHEME = {
 WITHOUT_A_KEY: dict[str, Any] = {"security": []}
 
 
-def completed(document: dict[str, Any]) -> dict[str, Any]:
+def complete_document(document: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI document of the framework, with the schemas that it cannot know of."""
     schemas = document["components"]["schemas"]
     _, ours = models_json_schema(

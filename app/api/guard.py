@@ -15,7 +15,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::\d*)?")
 
 
-def own_names(settings: AppSettings) -> frozenset[str]:
+def allowed_hosts(settings: AppSettings) -> frozenset[str]:
     """The names that a browser may know this node by."""
     listening = f"[{settings.host}]" if ":" in settings.host else settings.host
     return LOOPBACK_NAMES | {listening.lower()} | settings.host_names()

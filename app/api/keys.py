@@ -11,7 +11,7 @@ from partway.app.api.access import SCOPES, digest
 from partway.app.api.body import PUBLIC_ID
 from partway.store.database import Database, Row, Unavailable
 from partway.store.settings import DatabaseSettings, Flags, read_settings
-from partway.store.start import Refusal, opened
+from partway.store.start import StartupError, open_database
 
 # By which a key that leaked is found, in a text or by a program that looks for such.
 MARK = "pw_"
@@ -67,9 +67,9 @@ async def revoke_key(db: Database, prefix: str) -> Row:
     """The key that begins like this, which is worth nothing from now on; Refusal when not one."""
     found = await db.read(FIND_BY_PREFIX, (len(prefix), prefix))
     if not found:
-        raise Refusal(f"no key begins with {prefix}")
+        raise StartupError(f"no key begins with {prefix}")
     if len(found) > 1:
-        raise Refusal(f"more than one key begins with {prefix}: write more of it")
+        raise StartupError(f"more than one key begins with {prefix}: write more of it")
     await db.write(REVOKE_KEY, (found[0]["hash"],))
     return found[0]
 
@@ -100,7 +100,7 @@ def prefix_of_a_hash(text: str) -> str:
 async def create(database: DatabaseSettings, given: argparse.Namespace) -> None:
     """Print a new key: alone on standard output, what it is on standard error."""
     scopes = [scope for scope in SCOPES if scope in (given.scope or ["requests"])]
-    async with opened(database) as db:
+    async with open_database(database) as db:
         key = await create_key(db, given.tenant, scopes, given.name)
     print(key)
     print(
@@ -111,7 +111,7 @@ async def create(database: DatabaseSettings, given: argparse.Namespace) -> None:
 
 async def show(database: DatabaseSettings, _: argparse.Namespace) -> None:
     """Print what is known of every key, a line each, between tabs."""
-    async with opened(database) as db:
+    async with open_database(database) as db:
         rows = await list_keys(db)
     print(*COLUMNS, sep="\t")
     for row in rows:
@@ -120,7 +120,7 @@ async def show(database: DatabaseSettings, _: argparse.Namespace) -> None:
 
 async def revoke(database: DatabaseSettings, given: argparse.Namespace) -> None:
     """Revoke a key, and say whose it was."""
-    async with opened(database) as db:
+    async with open_database(database) as db:
         found = await revoke_key(db, given.prefix)
     named = f" ({found['name']})" if found["name"] else ""
     digits = found["digits"][:SHOWN_HEX_DIGITS]
@@ -147,7 +147,7 @@ def main(flags: Sequence[str]) -> int:
     database = read_settings(DatabaseSettings, "app")
     try:
         asyncio.run(given.run(database, given))
-    except (Refusal, Unavailable) as refusal:
+    except (StartupError, Unavailable) as refusal:
         print(f"app: {refusal}", file=sys.stderr)
         return 1
     return 0

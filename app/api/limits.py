@@ -5,7 +5,7 @@ import contextlib
 from pydantic import BaseModel, Field
 
 from partway.app.problems import Problem
-from partway.app.requests.admission import find_standing
+from partway.app.requests.admission import read_active_totals
 from partway.app.settings import AppSettings
 from partway.store.database import Database, Unavailable
 
@@ -40,7 +40,7 @@ async def charge(
     values = (cost, tenant, owed_at_most, *(tenant, public_id) * 2)
     if await db.write(CHARGE, values):
         return
-    owed = await find_owed(db, tenant)
+    owed = await read_tat_microseconds(db, tenant)
     if owed is None:
         await db.write(OPEN_ALLOWANCE, (tenant,))
     # It may fit by now, or there was no row yet, which another call may have made meanwhile.
@@ -77,16 +77,16 @@ async def refund(db: Database, tenant: str, characters: int, per_minute: int) ->
         await db.write(REFUND, (cost, tenant))
 
 
-OWED = """
+TAT = """
 SELECT GREATEST(TIMESTAMPDIFF(MICROSECOND, NOW(6), full_at), 0) AS microseconds
 FROM   allowances
 WHERE  tenant = %s
 """
 
 
-async def find_owed(db: Database, tenant: str) -> int | None:
+async def read_tat_microseconds(db: Database, tenant: str) -> int | None:
     """In how many microseconds the whole allowance is there; None when it was never charged."""
-    rows = await db.read(OWED, (tenant,))
+    rows = await db.read(TAT, (tenant,))
     return int(rows[0]["microseconds"]) if rows else None
 
 
@@ -96,7 +96,7 @@ async def read_rate_headers(db: Database, tenant: str, per_minute: int) -> dict[
         return {}
     # An answer is worth more than what stands beside it.
     with contextlib.suppress(Unavailable):
-        return rate_headers(await find_owed(db, tenant) or 0, per_minute)
+        return rate_headers(await read_tat_microseconds(db, tenant) or 0, per_minute)
     return {}
 
 
@@ -159,9 +159,9 @@ class LimitsAnswer(BaseModel):
 
 async def read_limits(db: Database, tenant: str, settings: AppSettings) -> LimitsAnswer:
     """What is allowed now, and what is left."""
-    standing = await find_standing(db, tenant, settings.max_active_requests)
+    standing = await read_active_totals(db, tenant, settings.max_active_requests)
     most, per_minute = settings.tenant_active_requests, settings.tenant_characters_per_minute
-    owed = await find_owed(db, tenant) or 0 if per_minute else 0
+    owed = await read_tat_microseconds(db, tenant) or 0 if per_minute else 0
     return LimitsAnswer(
         active_requests=ActiveLimit(
             allowed=most or None,

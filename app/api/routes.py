@@ -23,14 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partway.app.api.access import (
     COOKIE,
-    LONGEST_FORM,
+    MAX_FORM_BYTES,
     SCOPES,
     SESSION_HOURS,
     Caller,
-    asked_for,
     begin_session,
     end_session,
     read_login,
+    require_scope,
     unauthorized,
 )
 from partway.app.api.body import Submission, check_public_id, read_submission
@@ -43,16 +43,16 @@ from partway.app.api.contract import (
     TIME_IN_QUERY,
     WAIT,
     WITHOUT_A_KEY,
-    begins,
-    completed,
-    counts,
-    gives,
-    refuses,
-    sends,
-    shows,
-    takes,
+    answer_responses,
+    begin_responses,
+    complete_document,
+    event_responses,
+    header_parameter,
+    problem_responses,
+    request_body,
+    usage_responses,
 )
-from partway.app.api.guard import check_origin, own_names
+from partway.app.api.guard import allowed_hosts, check_origin
 from partway.app.api.limits import LimitsAnswer, charge, read_limits, read_rate_headers, refund
 from partway.app.api.prefer import NO_PREFERENCES, Preferences, read_prefer, read_quality
 from partway.app.api.trace import read_traceparent
@@ -60,28 +60,35 @@ from partway.app.api.usage import (
     DAY_COLUMNS,
     REQUEST_COLUMNS,
     Period,
-    add_up,
     as_csv,
     by_day,
     by_request,
     read_period,
+    sum_usage,
 )
 from partway.app.metrics import PROBLEMS, REGISTRY, OpenCall
 from partway.app.pages.ops import ops_pages
 from partway.app.pages.page import pages
-from partway.app.problems import PLAIN, PROBLEM, Problem, plain
-from partway.app.requests.admission import Room
-from partway.app.requests.answer import Answer, Request, find, is_known, read_answer
-from partway.app.requests.detached import Unattended
-from partway.app.requests.events import EVENTS, Feeds, Place, no_place, read_place, stream
-from partway.app.requests.fanin import LATE_SECONDS, gather, looks, stays
+from partway.app.problems import NO_TYPE, PROBLEM_MEDIA_TYPE, Problem, plain_document
+from partway.app.requests.admission import AdmissionControl
+from partway.app.requests.answer import Answer, Request, is_known, read_answer, read_request
+from partway.app.requests.detached import DetachedRequests
+from partway.app.requests.events import (
+    EVENTS,
+    RequestSubscriptions,
+    StreamPosition,
+    read_position,
+    stream,
+    unknown_position,
+)
+from partway.app.requests.fanin import LATE_SECONDS, never_disconnects, polls, wait_until_final
 from partway.app.requests.fanout import submit
 from partway.app.requests.ledger import Settled
 from partway.app.requests.watch import Watch
 from partway.app.settings import AppSettings
 from partway.store.close import close
 from partway.store.database import Database, Row, Unavailable
-from partway.store.metrics import TEXT, as_text
+from partway.store.metrics import TEXT, render_metrics
 
 SESSION_PATHS = ("/login", "/logout")
 
@@ -121,10 +128,10 @@ class Door:
     def __init__(self, db: Database, settings: AppSettings) -> None:
         self.db = db
         self.settings = settings
-        self.room = Room(settings)
+        self.room = AdmissionControl(settings)
         self.watch = Watch(db, settings.poll_seconds)
-        self.feeds = Feeds(db, self.watch)
-        self.unattended = Unattended(db, self.watch)
+        self.feeds = RequestSubscriptions(db, self.watch)
+        self.unattended = DetachedRequests(db, self.watch)
         self.stops_at = float("inf")
 
     def drain(self) -> None:
@@ -140,7 +147,9 @@ class Door:
         """Split, store or join, wait, and answer: the whole of POST and PUT."""
         as_events = wants_events(call)
         # Of a request that POST is about to make, no event can have been read.
-        place = read_place(call.headers.get("last-event-id")) if as_events and public_id else None
+        place = (
+            read_position(call.headers.get("last-event-id")) if as_events and public_id else None
+        )
         wanted = read_prefer(call.headers.getlist("prefer"))
         arrived = time.monotonic()
         begun = await self.begin(call, tenant, public_id)
@@ -151,18 +160,18 @@ class Door:
         if request is not None and request.status == "active":
             open_call.due_at = request.ends_at
             if wanted.respond_async:
-                self.unattended.see_to(request)
+                self.unattended.track(request)
                 if wanted.wait_seconds:
                     await self.wait(call, request, wanted.wait_seconds)
             else:
                 async with leaving(call) as has_left:
-                    await gather(
+                    await wait_until_final(
                         self.db,
                         self.watch,
                         request,
                         lambda: min(request.ends_at, self.stops_at),
                         # A joiner ends nothing: the one who began may still be waiting.
-                        has_left if begun.ends_with_its_caller else stays,
+                        has_left if begun.ends_with_its_caller else never_disconnects,
                     )
         answer = await read_answer(self.db, tenant, begun.public_id)
         if answer is not None:
@@ -180,7 +189,7 @@ class Door:
             async with (
                 asyncio.timeout(seconds),
                 leaving(call) as has_left,
-                aclosing(looks(self.db, self.watch, request, lambda: request.ends_at)) as waiting,
+                aclosing(polls(self.db, self.watch, request, lambda: request.ends_at)) as waiting,
             ):
                 async for _ in waiting:
                     if self.stops_at <= time.monotonic() or has_left():
@@ -189,8 +198,8 @@ class Door:
     async def watched(self, call: Call, tenant: str, public_id: str) -> Response:
         """The events of a request, from where the reader was."""
         check_public_id(public_id)
-        place = read_place(call.headers.get("last-event-id"))
-        request = await find(self.db, tenant, public_id)
+        place = read_position(call.headers.get("last-event-id"))
+        request = await read_request(self.db, tenant, public_id)
         if request is None:
             return answered(await read_answer(self.db, tenant, public_id))
         return self.stream(tenant, request, place)
@@ -199,7 +208,7 @@ class Door:
         self,
         tenant: str,
         request: Request,
-        place: Place | None,
+        place: StreamPosition | None,
         begun: Begun | None = None,
         open_call: OpenCall | None = None,
     ) -> Response:
@@ -211,7 +220,7 @@ class Door:
         has = place.indexes(request.segments) if place is not None else None
         if place is not None and place.is_end:
             if request.status == "active":
-                raise no_place()
+                raise unknown_position()
             if open_call is not None:
                 open_call.outcome = request.status
             # A browser asks again when a stream has ended, until it is told that this was all.
@@ -238,11 +247,13 @@ class Door:
             if open_call is not None:
                 open_call.end("client_gone")
             if not begun.ends_with_its_caller:
-                self.unattended.see_to(request)
+                self.unattended.track(request)
                 return
             # Nobody is there to be told that the database is away; the batch closes it then.
             with contextlib.suppress(Unavailable):
-                await gather(self.db, self.watch, request, lambda: request.ends_at, lambda: True)
+                await wait_until_final(
+                    self.db, self.watch, request, lambda: request.ends_at, lambda: True
+                )
 
         return Streamed(
             pieces(),
@@ -277,7 +288,7 @@ class Door:
             # Who is silent to a submit would be waited for longer than its caller waits.
             async with asyncio.timeout(max(new.deadline_ms / 1000, STORE_SECONDS) + LATE_SECONDS):
                 created = await self.store(tenant, new, arrived, traceparent)
-                request = await find(self.db, tenant, new.public_id)
+                request = await read_request(self.db, tenant, new.public_id)
         except TimeoutError as error:
             raise Unavailable("the database does not answer in time") from error
         if public_id is None:
@@ -323,7 +334,7 @@ class Door:
         check_public_id(public_id)
         lines = call.headers.getlist("prefer") if call is not None else []
         seconds = read_prefer(lines).wait_seconds
-        request = await find(self.db, tenant, public_id)
+        request = await read_request(self.db, tenant, public_id)
         is_active = request is not None and request.status == "active"
         if request is not None and is_active and call is not None and seconds:
             await self.wait(call, request, seconds)
@@ -338,7 +349,7 @@ class Door:
     async def cancel(self, tenant: str, public_id: str) -> Response:
         """Close a running request as cancelled, and answer with what stands."""
         check_public_id(public_id)
-        request = await find(self.db, tenant, public_id)
+        request = await read_request(self.db, tenant, public_id)
         # Only an active one: closing a final one would wait for the settlement that may hold it.
         is_active = request is not None and request.status == "active"
         if request is not None and is_active and await close(self.db, request.id, "cancelled"):
@@ -366,7 +377,7 @@ class Door:
 
     async def login(self, call: Call) -> Response:
         """Turn a key into a session of a browser, and send it on; Problem 401 for a wrong key."""
-        raw = await read_body(call, LONGEST_FORM)
+        raw = await read_body(call, MAX_FORM_BYTES)
         form = read_login(raw, call.headers.get("content-type"))
         token = await begin_session(self.db, form.key)
         if token is None:
@@ -480,7 +491,7 @@ def refused(problem: Problem) -> Response:
     """The HTTP form of a problem, which is counted."""
     PROBLEMS[problem.kind].inc()
     return JSONResponse(
-        problem.document(), problem.status, headers=problem.headers, media_type=PROBLEM
+        problem.document(), problem.status, headers=problem.headers, media_type=PROBLEM_MEDIA_TYPE
     )
 
 
@@ -491,7 +502,7 @@ def guarded(app: ASGIApp, settings: AppSettings) -> ASGIApp:
     form that sets it. A program that shows a key may call the node by any name. All calls are
     looked at here, so that a route that is added later is guarded too.
     """
-    names = own_names(settings)
+    names = allowed_hosts(settings)
 
     async def ask(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -554,14 +565,14 @@ def build(door: Door) -> FastAPI:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
-    body = takes(door.settings) | sends(RESPOND_ASYNC)
+    body = request_body(door.settings) | header_parameter(RESPOND_ASYNC)
     body_faults = ("invalid-json", "body-too-large", "unsupported-media-type", "invalid-request")
     by_name = ("unknown-request", "settled", "invalid-request", "unavailable")
     full = ("unavailable", "overloaded", "too-many-requests")
     known = ("unauthorized", "forbidden")
 
-    Requester = Annotated[Caller, Depends(asked_for(door.db, door.settings, "requests"))]
-    AnyCaller = Annotated[Caller, Depends(asked_for(door.db, door.settings, *SCOPES))]
+    Requester = Annotated[Caller, Depends(require_scope(door.db, door.settings, "requests"))]
+    AnyCaller = Annotated[Caller, Depends(require_scope(door.db, door.settings, *SCOPES))]
 
     async def limited(response: Response, tenant: str) -> Response:
         per_minute = door.settings.tenant_characters_per_minute
@@ -571,7 +582,7 @@ def build(door: Door) -> FastAPI:
     @api.post(
         "/v1/requests",
         openapi_extra=body,
-        responses=begins(*known, *body_faults, *full),
+        responses=begin_responses(*known, *body_faults, *full),
     )
     async def post_request(call: Call, caller: Requester) -> Response:
         """Split, wait, answer; the server names the request."""
@@ -580,7 +591,7 @@ def build(door: Door) -> FastAPI:
     @api.put(
         "/v1/requests/{public_id}",
         openapi_extra=body,
-        responses=begins(*known, *body_faults, "settled", "other-body", *full),
+        responses=begin_responses(*known, *body_faults, "settled", "other-body", *full),
     )
     async def put_request(call: Call, public_id: PublicId, caller: Requester) -> Response:
         """The same under the caller's own id: again, and the call joins or gets the same answer."""
@@ -589,8 +600,8 @@ def build(door: Door) -> FastAPI:
 
     @api.get(
         "/v1/requests/{public_id}",
-        openapi_extra=sends(WAIT),
-        responses=gives(*known, *by_name, headers=PREFERENCE_APPLIED),
+        openapi_extra=header_parameter(WAIT),
+        responses=answer_responses(*known, *by_name, headers=PREFERENCE_APPLIED),
     )
     async def get_request(call: Call, public_id: PublicId, caller: Requester) -> Response:
         """What is there now, or at the end: `Prefer: wait=N` waits for that, N seconds at most."""
@@ -599,24 +610,24 @@ def build(door: Door) -> FastAPI:
     @api.get(
         "/v1/requests/{public_id}/events",
         response_class=Streamed,
-        openapi_extra=sends(LAST_EVENT_ID),
-        responses=shows(*known, *by_name),
+        openapi_extra=header_parameter(LAST_EVENT_ID),
+        responses=event_responses(*known, *by_name),
     )
     async def get_events(call: Call, public_id: PublicId, caller: Requester) -> Response:
         """The answer as it grows, event by event; Last-Event-ID goes on where a stream broke."""
         return await door.watched(call, caller.tenant, public_id)
 
-    @api.delete("/v1/requests/{public_id}", responses=gives(*known, *by_name))
+    @api.delete("/v1/requests/{public_id}", responses=answer_responses(*known, *by_name))
     async def cancel_request(public_id: PublicId, caller: Requester) -> Response:
         """Cancel: what is done stands and is billed, what runs may still be done."""
         return await door.cancel(caller.tenant, public_id)
 
-    @api.get("/v1/limits", responses=refuses(*known, "unavailable"))
+    @api.get("/v1/limits", responses=problem_responses(*known, "unavailable"))
     async def get_limits(caller: Requester) -> LimitsAnswer:
         """What the tenant may send, and what is left of it."""
         return await read_limits(door.db, caller.tenant, door.settings)
 
-    @api.get("/v1/usage", responses=counts(*known, "invalid-request", "unavailable"))
+    @api.get("/v1/usage", responses=usage_responses(*known, "invalid-request", "unavailable"))
     async def get_usage(
         call: Call,
         caller: AnyCaller,
@@ -640,7 +651,7 @@ def build(door: Door) -> FastAPI:
         period = await read_period(door.db, whose, since, until)
         if written == "csv" or "text/csv" in call.headers.get("accept", ""):
             return await door.table(period, by)
-        sums = await add_up(door.db, period)
+        sums = await sum_usage(door.db, period)
         return Response(sums.model_dump_json(by_alias=True), media_type="application/json")
 
     # These two are for pages, not for programs: they stand in no contract.
@@ -657,28 +668,28 @@ def build(door: Door) -> FastAPI:
     api.router.routes.extend(pages(door, read_body).routes)
     api.router.routes.extend(ops_pages(door, read_body).routes)
 
-    @api.get("/livez", responses=refuses(), openapi_extra=WITHOUT_A_KEY)
+    @api.get("/livez", responses=problem_responses(), openapi_extra=WITHOUT_A_KEY)
     async def livez() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok"}
 
-    @api.get("/readyz", responses=refuses("unavailable"), openapi_extra=WITHOUT_A_KEY)
+    @api.get("/readyz", responses=problem_responses("unavailable"), openapi_extra=WITHOUT_A_KEY)
     async def readyz() -> dict[str, str]:
         """The node can take requests: it reaches the database and is not about to stop."""
         if door.stops_at != float("inf"):
             raise Problem("unavailable", "This node is stopping.", retry_after_seconds=1)
-        await find(door.db, "", "")
+        await read_request(door.db, "", "")
         return {"status": "ok"}
 
     @api.get(
         "/metrics",
         response_class=PlainTextResponse,
-        responses=refuses(),
+        responses=problem_responses(),
         openapi_extra=WITHOUT_A_KEY,
     )
     async def metrics() -> Response:
         """What this node counts, as Prometheus reads it; nothing in it is of a tenant."""
-        return Response(as_text(REGISTRY), media_type=TEXT)
+        return Response(render_metrics(REGISTRY), media_type=TEXT)
 
     @api.exception_handler(Problem)
     async def on_problem(_: Call, problem: Problem) -> Response:
@@ -717,9 +728,12 @@ def build(door: Door) -> FastAPI:
         if error.status_code == 405:
             # The framework names the methods of the first route only.
             headers["Allow"] = ", ".join(sorted(methods(api, call)))
-        PROBLEMS[PLAIN].inc()
+        PROBLEMS[NO_TYPE].inc()
         return JSONResponse(
-            plain(error.status_code), error.status_code, headers, media_type=PROBLEM
+            plain_document(error.status_code),
+            error.status_code,
+            headers,
+            media_type=PROBLEM_MEDIA_TYPE,
         )
 
     @api.exception_handler(ClientDisconnect)
@@ -736,7 +750,7 @@ def build(door: Door) -> FastAPI:
 
     api.add_middleware(guarded, settings=door.settings)
     api.add_middleware(counted)
-    api.openapi_schema = completed(api.openapi())
+    api.openapi_schema = complete_document(api.openapi())
     return api
 
 

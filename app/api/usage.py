@@ -184,7 +184,7 @@ async def by_request(db: Database, period: Period) -> AsyncIterator[list[Row]]:
                 break
 
 
-async def add_up(db: Database, period: Period) -> UsageAnswer:
+async def sum_usage(db: Database, period: Period) -> UsageAnswer:
     """The sums of a period, by whether they are billed and by how the requests ended."""
     answer = UsageAnswer(
         tenant=period.tenant,
@@ -214,9 +214,9 @@ async def as_csv(
     columns: Sequence[str], first: list[Row], more: AsyncIterator[list[Row]]
 ) -> AsyncIterator[str]:
     """Rows as CSV (RFC 4180), a piece for each page of them; the names of the columns first."""
-    yield lines([columns, *([written(row[name]) for name in columns] for row in first)])
+    yield as_csv_lines([columns, *([written(row[name]) for name in columns] for row in first)])
     async for rows in more:
-        yield lines([written(row[name]) for name in columns] for row in rows)
+        yield as_csv_lines([written(row[name]) for name in columns] for row in rows)
 
 
 def written(value: object) -> str:
@@ -226,7 +226,7 @@ def written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def lines(rows: Iterable[Sequence[str]]) -> str:
+def as_csv_lines(rows: Iterable[Sequence[str]]) -> str:
     """These rows as lines of CSV."""
     text = io.StringIO()
     csv.writer(text).writerows(rows)

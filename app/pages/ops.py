@@ -10,23 +10,23 @@ from fastapi import APIRouter, Depends, Response
 from fastapi import Request as Call
 from fastapi.responses import RedirectResponse
 
-from partway.app.api.access import COOKIE, LONGEST_FORM, Caller, asked_for
+from partway.app.api.access import COOKIE, MAX_FORM_BYTES, Caller, require_scope
 from partway.app.api.body import PUBLIC_ID
 from partway.app.metrics import PROBLEMS
 from partway.app.pages.overview import (
-    OPS_WORDS,
+    OPS_LABELS,
     SEGMENTS_READ,
-    Progress,
-    lasting,
-    path_of,
+    SegmentStrip,
+    format_duration,
     read_letters,
-    read_lives,
     read_overview,
     read_row,
+    read_segment_histories,
     read_texts,
+    request_path,
 )
-from partway.app.pages.page import PageRoute, shown
-from partway.app.requests.answer import find
+from partway.app.pages.page import PageRoute, render
+from partway.app.requests.answer import read_request
 from partway.app.requests.ledger import find_metered
 from partway.store.close import close
 from partway.store.database import Database
@@ -54,7 +54,7 @@ async def cancel(db: Database, tenant: str, public_id: str) -> bool:
     """True when this call closed the request as cancelled; False when there is nothing to close."""
     if not (PUBLIC_ID.fullmatch(tenant) and PUBLIC_ID.fullmatch(public_id)):
         return False
-    request = await find(db, tenant, public_id)
+    request = await read_request(db, tenant, public_id)
     # Only an active one: closing a final one would wait for the settlement that may hold it.
     if request is None or request.status != "active":
         return False
@@ -85,10 +85,10 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         include_in_schema=False,
         dependencies=[Depends(look_for_a_session)],
     )
-    Operator = Annotated[Caller, Depends(asked_for(door.db, settings, "operator"))]
+    Operator = Annotated[Caller, Depends(require_scope(door.db, settings, "operator"))]
 
     def page(call: Call, template: str, status: int = 200, **values: Any) -> Response:
-        return shown(call, template, status, words=OPS_WORDS, lasting=lasting, **values)
+        return render(call, template, status, words=OPS_LABELS, lasting=format_duration, **values)
 
     async def without_rows(call: Call, tenant: str, public_id: str) -> Response:
         """What was metered of a request that has no row, or that there is none such."""
@@ -121,7 +121,7 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         """Go to the request of this tenant and id."""
         tenant, public_id = tenant.strip(), id.strip()
         if PUBLIC_ID.fullmatch(tenant) and PUBLIC_ID.fullmatch(public_id):
-            return RedirectResponse(path_of(tenant, public_id), 303)
+            return RedirectResponse(request_path(tenant, public_id), 303)
         return await without_rows(call, tenant, public_id)
 
     @router.get("/requests/{tenant}/{public_id}")
@@ -140,7 +140,7 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         request = await read_row(door.db, tenant, public_id, begin, most)
         if request is None:
             return await without_rows(call, tenant, public_id)
-        lives = await read_lives(door.db, request, begin, most)
+        lives = await read_segment_histories(door.db, request, begin, most)
         texts = await read_texts(door.db, request.id, begin, most) if with_texts else {}
         # Last: when these are there, all of the others were.
         letters = (await read_letters(door.db, [request.id])).get(request.id, "")
@@ -149,7 +149,7 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         return page(
             *(call, "ops_request.html"),
             request=request,
-            progress=Progress(request.segments, letters.replace("p", request.late)),
+            progress=SegmentStrip(request.segments, letters.replace("p", request.late)),
             most_cells=CELLS_ALONE,
             lives=lives,
             texts=texts,
@@ -167,14 +167,14 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         if request.status != "active":
             return RedirectResponse(request.path, 303)
         letters = (await read_letters(door.db, [request.id])).get(request.id, "")
-        progress = Progress(request.segments, letters)
+        progress = SegmentStrip(request.segments, letters)
         return page(call, "ops_cancel.html", request=request, progress=progress)
 
     @router.post("/requests/{tenant}/{public_id}/cancel")
     async def cancel_request(call: Call, tenant: str, public_id: str, caller: Operator) -> Response:
         """Cancel what somebody was asked about, and show what stands."""
-        path = path_of(tenant, public_id)
-        if not is_sure(await read_body(call, LONGEST_FORM)):
+        path = request_path(tenant, public_id)
+        if not is_sure(await read_body(call, MAX_FORM_BYTES)):
             return RedirectResponse(f"{path}/cancel", 303)
         await cancel(door.db, tenant, public_id)
         return RedirectResponse(path, 303)

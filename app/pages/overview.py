@@ -8,8 +8,8 @@ from typing import Literal
 from urllib.parse import quote
 
 from partway.app.api.body import PUBLIC_ID
-from partway.app.pages.page import WORDS
-from partway.store.database import Database, Row, listed
+from partway.app.pages.page import STATUS_LABELS
+from partway.store.database import Database, Row, expand_lists
 
 # However many rows there are, opening the page reads so many: each statement below has its LIMIT.
 # In an index alone a row is cheap, and beyond this nobody cares for the number.
@@ -47,7 +47,7 @@ STATES = {
     "c": "cancelled",
 }
 
-OPS_WORDS = WORDS | {
+OPS_LABELS = STATUS_LABELS | {
     "expired": "lease run out",
     "part": "partly done",
     "unread": "not read",
@@ -72,7 +72,7 @@ IN_WORDS = "in the handler's own words"
 SECONDS_OF = {"d": 86_400, "h": 3_600, "min": 60}
 
 
-def lasting(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A length of time as a person says it, in its two largest units."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
@@ -85,7 +85,7 @@ def lasting(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def reason(beginning: str | None) -> str:
+def failure_reason(beginning: str | None) -> str:
     """Why an attempt failed, as far as it can be said without a word of a document; "" for None."""
     if beginning is None:
         return ""
@@ -95,7 +95,7 @@ def reason(beginning: str | None) -> str:
     return beginning if CODE.fullmatch(beginning) else IN_WORDS
 
 
-def path_of(tenant: str, public_id: str) -> str:
+def request_path(tenant: str, public_id: str) -> str:
     """Where operators see a request."""
     return f"/ops/requests/{quote(tenant, safe='')}/{quote(public_id, safe='')}"
 
@@ -112,7 +112,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SegmentStrip:
     """How far a request is: a letter for each of its segments that was read, in order."""
 
     segments: int
@@ -125,12 +125,12 @@ class Progress:
         return {state: count for state, count in found.items() if count or state == "done"}
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """What the strip shows, for one who does not see it."""
         counts = self.counts
         most = "" if len(self.letters) == self.segments else "at least "
         words = [f"{most}{counts.pop('done'):,} of {self.segments:,} done"]
-        return ", ".join(words + [f"{n:,} {OPS_WORDS[state]}" for state, n in counts.items()])
+        return ", ".join(words + [f"{n:,} {OPS_LABELS[state]}" for state, n in counts.items()])
 
     def size(self, most: int) -> int:
         """How many segments a cell stands for, where there are at most so many cells."""
@@ -139,10 +139,10 @@ class Progress:
     def cells(self, most: int = CELLS) -> list[str]:
         """The state of each cell of the strip."""
         size = self.size(most)
-        return [grouped(self.letters[i : i + size]) for i in range(0, self.segments, size)]
+        return [cell_state(self.letters[i : i + size]) for i in range(0, self.segments, size)]
 
 
-def grouped(letters: str) -> str:
+def cell_state(letters: str) -> str:
     """The state of a cell: what needs an eye on it before what does not."""
     kinds = set(letters)
     if not kinds:
@@ -153,7 +153,7 @@ def grouped(letters: str) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RequestSummary:
     """A request that was read without its segments."""
 
     id: int
@@ -164,11 +164,11 @@ class Standing:
     @property
     def path(self) -> str:
         """Where operators see it."""
-        return path_of(self.tenant, self.public_id)
+        return request_path(self.tenant, self.public_id)
 
 
 @dataclass(frozen=True)
-class Active(Standing):
+class ActiveRequest(RequestSummary):
     """A request that is worked on."""
 
     waited_seconds: float
@@ -178,11 +178,11 @@ class Active(Standing):
     def left(self) -> str:
         """What is left until its deadline."""
         if self.left_seconds < 0:
-            return f"overdue for {lasting(-self.left_seconds)}"
-        return f"{lasting(self.left_seconds)} left"
+            return f"overdue for {format_duration(-self.left_seconds)}"
+        return f"{format_duration(self.left_seconds)} left"
 
 
-def fitting(standing: Iterable[Standing], most: int) -> list[int]:
+def fit_segments(standing: Iterable[RequestSummary], most: int) -> list[int]:
     """The numbers of the requests whose segments are read: in order, those that still fit in."""
     numbers = []
     for request in standing:
@@ -203,7 +203,7 @@ FROM   (SELECT id
 
 async def count_requests(db: Database, *statuses: str) -> Count:
     """How many requests there are in these states."""
-    rows = await db.read(listed(COUNT_REQUESTS, len(statuses)), (*statuses, COUNTED))
+    rows = await db.read(expand_lists(COUNT_REQUESTS, len(statuses)), (*statuses, COUNTED))
     return Count(rows[0]["requests"], rows[0]["requests"] < COUNTED)
 
 
@@ -218,9 +218,9 @@ LIMIT  %s
 """
 
 
-async def read_active(db: Database) -> list[Active]:
+async def read_active(db: Database) -> list[ActiveRequest]:
     """The active requests whose deadlines are nearest, those that are overdue first."""
-    return [Active(**row) for row in await db.read(ACTIVE, (REQUESTS_READ,))]
+    return [ActiveRequest(**row) for row in await db.read(ACTIVE, (REQUESTS_READ,))]
 
 
 # In the order of the primary key, so that a limit cuts the end of a request and no middle.
@@ -245,7 +245,7 @@ async def read_letters(db: Database, numbers: Sequence[int]) -> dict[int, str]:
     """A letter for each segment of these requests, by their numbers; none of one that is gone."""
     if not numbers:
         return {}
-    rows = await db.read(listed(LETTERS, len(numbers)), (*numbers, SEGMENTS_READ))
+    rows = await db.read(expand_lists(LETTERS, len(numbers)), (*numbers, SEGMENTS_READ))
     return {row["request_id"]: row["letters"] for row in rows}
 
 
@@ -286,8 +286,8 @@ class Owner:
         if self.ends_in_seconds is None:
             return ""
         if self.ends_in_seconds < 0:
-            return f"{lasting(-self.ends_in_seconds)} ago"
-        return f"in {lasting(self.ends_in_seconds)}"
+            return f"{format_duration(-self.ends_in_seconds)} ago"
+        return f"in {format_duration(self.ends_in_seconds)}"
 
     @property
     def seen(self) -> str:
@@ -295,7 +295,7 @@ class Owner:
         if self.seen_seconds is None or self.slots is None:
             return "not among the workers"
         slots = f"{self.slots:,} slot" + ("s" if self.slots != 1 else "")
-        ago = lasting(max(self.seen_seconds, 0))
+        ago = format_duration(max(self.seen_seconds, 0))
         return f"{slots}, " + (f"not seen for {ago}" if self.is_missed else f"seen {ago} ago")
 
     @property
@@ -309,7 +309,7 @@ async def read_leases(db: Database, numbers: Sequence[int]) -> list[Owner]:
     if not numbers:
         return []
     values = (*numbers, SEGMENTS_READ, OWNERS_SHOWN)
-    return [Owner(**row) for row in await db.read(listed(LEASES, len(numbers)), values)]
+    return [Owner(**row) for row in await db.read(expand_lists(LEASES, len(numbers)), values)]
 
 
 # Whether anything of it failed stands in its outcome, whose segments are then worth reading.
@@ -323,14 +323,14 @@ LIMIT  %s
 """
 
 
-async def read_ended_with_failures(db: Database) -> list[Standing]:
+async def read_ended_with_failures(db: Database) -> list[RequestSummary]:
     """Requests that ended lately, are not settled yet, and of which something failed."""
     rows = [
         row
         for status in ("completed", "cancelled", "abandoned")
         for row in await db.read(ENDED, (status, ENDED_READ))
     ]
-    return [Standing(**row) for row in rows if row.pop("has_failed")]
+    return [RequestSummary(**row) for row in rows if row.pop("has_failed")]
 
 
 FAILURES = """
@@ -350,7 +350,7 @@ LIMIT  %s
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureReason:
     """A reason with a request in which it was given.
 
     It ended `failed` segments, and the last of the `attempts` at others.
@@ -359,21 +359,21 @@ class Failure:
     reason: str
     failed: int
     attempts: int
-    example: Standing
+    example: RequestSummary
 
 
-async def read_failures(db: Database, standing: Sequence[Standing]) -> list[Failure]:
+async def read_failures(db: Database, standing: Sequence[RequestSummary]) -> list[FailureReason]:
     """Why segments of these requests failed, or an attempt at them; the most frequent first."""
     by_number = {request.id: request for request in standing}
-    numbers = fitting(standing, SEGMENTS_READ)
+    numbers = fit_segments(standing, SEGMENTS_READ)
     if not numbers:
         return []
     values = (*numbers, SEGMENTS_READ, REASONS_READ)
-    found: dict[str, Failure] = {}
-    for row in await db.read(listed(FAILURES, len(numbers)), values):
-        word = reason(row["beginning"])
-        before = found.get(word) or Failure(word, 0, 0, by_number[row["example"]])
-        found[word] = Failure(
+    found: dict[str, FailureReason] = {}
+    for row in await db.read(expand_lists(FAILURES, len(numbers)), values):
+        word = failure_reason(row["beginning"])
+        before = found.get(word) or FailureReason(word, 0, 0, by_number[row["example"]])
+        found[word] = FailureReason(
             word,
             before.failed + row["failed"],
             before.attempts + row["attempts"],
@@ -508,12 +508,12 @@ class Overview:
 
     fleet: Fleet
     active: Count
-    shown: list[tuple[Active, Progress | None]]
+    shown: list[tuple[ActiveRequest, SegmentStrip | None]]
     read: int
     segments: dict[str, Count]
     oldest_pending_seconds: float | None
     owners: list[Owner]
-    failures: list[Failure]
+    failures: list[FailureReason]
     closed: Count
     oldest_closed_seconds: float | None
     today: Today
@@ -539,11 +539,11 @@ async def read_overview(db: Database, after: str) -> Overview:
     fleet = await read_fleet(db)
     active = await count_requests(db, "active")
     standing = await read_active(db)
-    numbers = fitting(standing, SEGMENTS_READ)
+    numbers = fit_segments(standing, SEGMENTS_READ)
     letters = await read_letters(db, numbers)
     # What has no letter and has segments was closed and settled since.
     progress = {
-        one.id: Progress(one.segments, letters.get(one.id, ""))
+        one.id: SegmentStrip(one.segments, letters.get(one.id, ""))
         for one in standing
         if one.id in letters or not one.segments
     }
@@ -579,7 +579,7 @@ WHERE  tenant = %s
 
 
 @dataclass(frozen=True)
-class Kept(Active):
+class RequestRow(ActiveRequest):
     """A request as its row says; `letters` is the part of its outcome that is on the page."""
 
     status: Literal["active", "completed", "cancelled", "abandoned"]
@@ -602,20 +602,23 @@ class Kept(Active):
     def sentence(self) -> str:
         """Where it stands, in one sentence."""
         if self.closed_seconds is not None:
-            return f"It was closed as {self.status} {lasting(max(self.closed_seconds, 0))} ago."
+            ago = format_duration(max(self.closed_seconds, 0))
+            return f"It was closed as {self.status} {ago} ago."
         return f"It is active, {self.left}."
 
 
-async def read_row(db: Database, tenant: str, public_id: str, first: int, most: int) -> Kept | None:
+async def read_row(
+    db: Database, tenant: str, public_id: str, first: int, most: int
+) -> RequestRow | None:
     """The request with so much of its outcome; None when there is none (any more)."""
     # To the database, a name with other letters than it keeps is no question but an error.
     if not (PUBLIC_ID.fullmatch(tenant) and PUBLIC_ID.fullmatch(public_id)):
         return None
     rows = await db.read(ROW, (first, most, tenant, public_id))
-    return Kept(**rows[0]) if rows else None
+    return RequestRow(**rows[0]) if rows else None
 
 
-LIVES = """
+SEGMENT_HISTORIES = """
 SELECT index_no, status, attempts, owner_id,
        TIMESTAMPDIFF(MICROSECOND, NOW(6), lease_until) / 1e6 AS lease_seconds,
        SUBSTRING_INDEX(error, ':', 1) AS beginning,
@@ -630,7 +633,7 @@ LIMIT  %s
 
 
 @dataclass(frozen=True)
-class Life:
+class SegmentHistory:
     """What a segment has been through; `letter` is that of the outcome, None while there is none.
 
     `late` is the letter of one that waits, as its request has it.
@@ -663,12 +666,12 @@ class Life:
         seconds = self.lease_seconds
         if self.status == "processing" and seconds is not None:
             said.append(
-                f"lease ran out {lasting(-seconds)} ago"
+                f"lease ran out {format_duration(-seconds)} ago"
                 if seconds < 0
-                else f"lease ends in {lasting(seconds)}"
+                else f"lease ends in {format_duration(seconds)}"
             )
         if self.state == "pending" and seconds is not None and seconds > 0:
-            said.append(f"again in {lasting(seconds)}")
+            said.append(f"again in {format_duration(seconds)}")
         came = "" if self.output_characters is None else f", {self.output_characters:,} out"
         said.append(f"{self.input_characters:,} characters in{came}")
         if self.letter is not None and STATES.get(self.letter) != self.status:
@@ -678,19 +681,21 @@ class Life:
     @property
     def why(self) -> str:
         """Why its last attempt failed, without a word of the text; "" when none has."""
-        return reason(self.beginning)
+        return failure_reason(self.beginning)
 
 
-async def read_lives(db: Database, request: Kept, first: int, most: int) -> list[Life]:
+async def read_segment_histories(
+    db: Database, request: RequestRow, first: int, most: int
+) -> list[SegmentHistory]:
     """Segments of a request from this index on; [] when it is settled and gone."""
     letters = request.letters or ""
     return [
-        Life(
+        SegmentHistory(
             **row,
             letter=letters[row["index_no"] - first : row["index_no"] - first + 1] or None,
             late=request.late,
         )
-        for row in await db.read(LIVES, (request.id, first, most))
+        for row in await db.read(SEGMENT_HISTORIES, (request.id, first, most))
     ]
 
 

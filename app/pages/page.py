@@ -19,11 +19,11 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from partway.app.api.access import COOKIE, Caller, asked_for
+from partway.app.api.access import COOKIE, Caller, require_scope
 from partway.app.api.body import PUBLIC_ID
 from partway.app.metrics import PROBLEMS
 from partway.app.problems import Problem
-from partway.app.requests.answer import Answer, Request, find, read_answer, together
+from partway.app.requests.answer import Answer, Request, join_document, read_answer, read_request
 from partway.app.requests.ledger import Settled
 from partway.store.close import close
 from partway.store.database import Database, Unavailable
@@ -44,7 +44,7 @@ HEADERS = {
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 # What a page calls the state of a segment.
-WORDS = {
+STATUS_LABELS = {
     "pending": "waiting",
     "processing": "working",
     "done": "done",
@@ -117,7 +117,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.globals["static"] = lambda name: f"/static/{name}?v={VERSIONS[name]}"
-TEMPLATES.globals["words"] = WORDS
+TEMPLATES.globals["words"] = STATUS_LABELS
 
 # A browser writes the name of a field so, and every other one of the name's characters in it.
 FIELD_NAME = re.compile(rb'[;\s]name="([^"]*)"')
@@ -170,12 +170,12 @@ def read_form(fields: Mapping[str, str], offered: Mapping[str, Any], seconds: in
     )
 
 
-def own_id(form: Form) -> str:
+def form_id(form: Form) -> str:
     """The id that a form was given, or a new one where it has none."""
     return form.id if PUBLIC_ID.fullmatch(form.id) else str(uuid.uuid4())
 
 
-def body_of(form: Form) -> dict[str, Any]:
+def to_body(form: Form) -> dict[str, Any]:
     """The body that a program would send for this form; Problem 422 where there can be none."""
     if not (form.text + form.file).strip():
         raise Problem("invalid-request", "There is no text.")
@@ -194,7 +194,7 @@ def body_of(form: Form) -> dict[str, Any]:
     }
 
 
-def faults(problem: Problem) -> list[str]:
+def error_sentences(problem: Problem) -> list[str]:
     """A problem in sentences, for one who has never seen a body."""
     return [
         f"{FIELDS.get(wrong.pointer.split('/')[1], 'The text')} {wrong.detail}."
@@ -204,7 +204,7 @@ def faults(problem: Problem) -> list[str]:
     ] or [problem.detail]
 
 
-def others(answer: Answer) -> str:
+def other_counts(answer: Answer) -> str:
     """How many segments of a closed request ended otherwise than done, as the end of a line."""
     if answer.finished_at is None:
         return ""
@@ -217,7 +217,7 @@ def others(answer: Answer) -> str:
     return "".join(f", {count:,} {word}" for word, count in ends.items() if count)
 
 
-def sentence(answer: Answer) -> str:
+def outcome_sentence(answer: Answer) -> str:
     """How a closed request ended, in one sentence; none for a request that runs."""
     if answer.finished_at is None:
         return ""
@@ -246,7 +246,7 @@ PARAMS = "SELECT params FROM requests WHERE id = %s"
 
 
 @dataclass(frozen=True)
-class Seen:
+class RequestView:
     """All that a page shows of a request: its answer, and what was sent."""
 
     request: Request
@@ -273,7 +273,7 @@ class Seen:
             source if segment.result is None else segment.result
             for source, segment in zip(self.sources, self.answer.segments, strict=True)
         ]
-        whole = together(self.request.gaps, parts)
+        whole = join_document(self.request.separators, parts)
         return whole if whole is not None else "\n".join(filter(None, parts))
 
     @property
@@ -307,10 +307,10 @@ class Seen:
         }
 
 
-async def see(db: Database, tenant: str, public_id: str) -> Seen:
+async def load_request_view(db: Database, tenant: str, public_id: str) -> RequestView:
     """The tenant's request of this id; Problem 404 when there is none. Raises Settled."""
     if PUBLIC_ID.fullmatch(public_id) is not None:
-        request = await find(db, tenant, public_id)
+        request = await read_request(db, tenant, public_id)
         number = request.id if request is not None else 0
         is_active = request is not None and request.status == "active"
         if request is not None and is_active and request.ends_at <= time.monotonic():
@@ -321,7 +321,7 @@ async def see(db: Database, tenant: str, public_id: str) -> Seen:
         params = await db.read(PARAMS, (number,))
         answer = await read_answer(db, tenant, public_id)
         if request is not None and answer is not None and params:
-            return Seen(request, answer, sources, json.loads(params[0]["params"]))
+            return RequestView(request, answer, sources, json.loads(params[0]["params"]))
     raise Problem("unknown-request", "There is no request of this id, or it is not yours.")
 
 
@@ -341,27 +341,29 @@ class PageRoute(APIRoute):
                     response = RedirectResponse(f"/login?{urlencode({'next': opens})}", 303)
                 else:
                     PROBLEMS[problem.kind].inc()
-                    response = told(call, problem.status, problem.title, faults(problem))
+                    response = render_message(
+                        call, problem.status, problem.title, error_sentences(problem)
+                    )
             except Settled as settled:
                 PROBLEMS["settled"].inc()
                 said = "Its text is no longer kept. This is what was metered:"
-                response = told(call, 410, "This request is settled", [said], settled)
+                response = render_message(call, 410, "This request is settled", [said], settled)
             except Unavailable:
                 PROBLEMS["unavailable"].inc()
                 said = "Nothing is lost by it. Try again in a moment."
-                response = told(call, 503, "The database cannot be reached", [said])
+                response = render_message(call, 503, "The database cannot be reached", [said])
             response.headers.update(HEADERS)
             return response
 
         return handle
 
 
-def told(
+def render_message(
     call: Call, status: int, title: str, said: list[str], settled: Settled | None = None
 ) -> Response:
     """A page that only says something."""
     again = call.url.path if status >= 500 and call.method == "GET" else None
-    return shown(
+    return render(
         *(call, "told.html", status),
         title=title,
         said=said,
@@ -372,7 +374,7 @@ def told(
     )
 
 
-def shown(call: Call, template: str, status: int = 200, **values: Any) -> Response:
+def render(call: Call, template: str, status: int = 200, **values: Any) -> Response:
     """A page made of a template; what stands in it is true at this moment only."""
     content = TEMPLATES.get_template(template).render(values, session=call.state.session)
     return HTMLResponse(content, status, {"Cache-Control": "no-store"})
@@ -393,15 +395,15 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
     offered = settings.page_params
     longest_seconds = max(settings.max_deadline_ms // 1000, 1)
     seconds = min(DEFAULT_SECONDS, longest_seconds)
-    Watcher = Annotated[Caller, Depends(asked_for(door.db, settings, "requests"))]
+    Watcher = Annotated[Caller, Depends(require_scope(door.db, settings, "requests"))]
 
     def start(call: Call, form: Form, status: int = 200, said: list[str] | None = None) -> Response:
-        return shown(
+        return render(
             *(call, "start.html", status),
             form=form,
             faults=said or [],
             # The same again: what was stored although it was not answered is not stored twice.
-            new_id=own_id(form),
+            new_id=form_id(form),
             languages=LANGUAGES,
             offered=offered,
             longest_seconds=longest_seconds,
@@ -425,7 +427,7 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
                     raise
                 continue
             if begun.request is not None and begun.request.status == "active":
-                door.unattended.see_to(begun.request)
+                door.unattended.track(begun.request)
                 break
         return public_id
 
@@ -442,10 +444,10 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
             raw = await read_body(call, settings.max_body_bytes)
             fields = read_fields(raw, call.headers.get("content-type", ""))
             form = read_form(fields, offered, seconds)
-            public_id = await asked(caller.tenant, body_of(form), own_id(form))
+            public_id = await asked(caller.tenant, to_body(form), form_id(form))
         except Problem as problem:
             PROBLEMS[problem.kind].inc()
-            return start(call, form, problem.status, faults(problem))
+            return start(call, form, problem.status, error_sentences(problem))
         except Unavailable:
             PROBLEMS["unavailable"].inc()
             said = "The database cannot be reached. Your text is still here: send it again."
@@ -455,7 +457,7 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
     @router.get("/requests/{public_id}")
     async def open_request(call: Call, public_id: str, caller: Watcher) -> Response:
         """A request as it stands."""
-        seen = await see(door.db, caller.tenant, public_id)
+        seen = await load_request_view(door.db, caller.tenant, public_id)
         answer = seen.answer
         allowed = (answer.deadline_at - answer.created_at).total_seconds()
         left = max(seen.request.ends_at - time.monotonic(), 0)
@@ -463,13 +465,13 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
             elapsed = allowed - left
         else:
             elapsed = (answer.finished_at - answer.created_at).total_seconds()
-        return shown(
+        return render(
             *(call, "request.html"),
             seen=seen,
             answer=answer,
             params=seen.named_params(offered),
-            others=others(answer),
-            sentence=sentence(answer),
+            others=other_counts(answer),
+            sentence=outcome_sentence(answer),
             left_seconds=math.ceil(left),
             deadline_seconds=f"{allowed:g}",
             deadline_ms=round(allowed * 1000),
@@ -479,21 +481,21 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
     @router.get("/requests/{public_id}/text")
     async def download(public_id: str, caller: Watcher) -> Response:
         """The whole text as a file."""
-        seen = await see(door.db, caller.tenant, public_id)
+        seen = await load_request_view(door.db, caller.tenant, public_id)
         named = {"Content-Disposition": f'attachment; filename="{public_id}.txt"'}
         return PlainTextResponse(seen.text, headers=named | {"Cache-Control": "no-store"})
 
     @router.post("/requests/{public_id}/cancel")
     async def cancel(public_id: str, caller: Watcher) -> Response:
         """Cancel, and show what stands."""
-        await see(door.db, caller.tenant, public_id)
+        await load_request_view(door.db, caller.tenant, public_id)
         await door.cancel(caller.tenant, public_id)
         return RedirectResponse(f"/requests/{public_id}", 303)
 
     @router.post("/requests/{public_id}/again")
     async def again(public_id: str, caller: Watcher) -> Response:
         """Ask for what is missing in a request of its own, and show how that comes in."""
-        seen = await see(door.db, caller.tenant, public_id)
+        seen = await load_request_view(door.db, caller.tenant, public_id)
         if not seen.missing:
             return RedirectResponse(f"/requests/{public_id}", 303)
         allowed = seen.answer.deadline_at - seen.answer.created_at
@@ -512,7 +514,7 @@ def pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> A
         """The form for a key."""
         if settings.keyless:
             return RedirectResponse("/", 303)
-        return shown(call, "login.html", wrong=bool(wrong), next=next)
+        return render(call, "login.html", wrong=bool(wrong), next=next)
 
     @router.get("/static/{name}")
     async def file(name: str, v: str = "") -> Response:

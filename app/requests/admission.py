@@ -25,7 +25,7 @@ RETRY_WHEN_FULL_SECONDS = (2, 10)
 # A request counts with all of its text until it is closed, since to know what of it is done one
 # would have to read its segments. Where a quarter of all is active, MariaDB would rather read the
 # whole table, so the index is named.
-STANDING = """
+ACTIVE_TOTALS = """
 SELECT COUNT(*) AS requests, COALESCE(SUM(characters), 0) AS characters,
        COALESCE(SUM(tenant = %s), 0) AS of_the_tenant,
        TIMESTAMPDIFF(MICROSECOND, NOW(6), MIN(CASE WHEN tenant = %s THEN deadline END))
@@ -39,7 +39,7 @@ FROM   (SELECT tenant, characters, deadline
 
 
 @dataclass(frozen=True)
-class Standing:
+class ActiveTotals:
     """What is active, of everybody and of one tenant, and when the first of the tenant's ends."""
 
     requests: int
@@ -48,10 +48,10 @@ class Standing:
     one_ends_in_seconds: int
 
 
-async def find_standing(db: Database, tenant: str, most_requests: int) -> Standing:
+async def read_active_totals(db: Database, tenant: str, most_requests: int) -> ActiveTotals:
     """What is active now, as far as the limit."""
-    row = (await db.read(STANDING, (tenant, tenant, most_requests)))[0]
-    return Standing(
+    row = (await db.read(ACTIVE_TOTALS, (tenant, tenant, most_requests)))[0]
+    return ActiveTotals(
         row["requests"],
         int(row["characters"]),
         int(row["of_the_tenant"]),
@@ -59,7 +59,7 @@ async def find_standing(db: Database, tenant: str, most_requests: int) -> Standi
     )
 
 
-class Room:
+class AdmissionControl:
     """What this node is about to store, which no look at the rows can show yet.
 
     Refusing what may not be finished in time does not pay, as was simulated: partial answers are
@@ -77,7 +77,7 @@ class Room:
     async def check(self, db: Database, tenant: str) -> None:
         """Nothing when one more may come in, else Problem 429 or 503; ask just before `storing`."""
         limits = self._settings
-        standing = await find_standing(db, tenant, limits.max_active_requests)
+        standing = await read_active_totals(db, tenant, limits.max_active_requests)
         of_the_tenant = standing.of_the_tenant + self._requests[tenant]
         if limits.tenant_active_requests and of_the_tenant >= limits.tenant_active_requests:
             raise Problem(

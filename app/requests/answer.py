@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from partway.app.requests.ledger import Settled, find_metered
-from partway.store.database import Database, Unavailable, listed
+from partway.store.database import Database, Unavailable, expand_lists
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Request:
     body_hash: bytes
     status: Literal["active", "completed", "cancelled", "abandoned"]
     segments: int
-    gaps: str | None
+    separators: str | None
     on_missing: Literal["null", "source", "omit"]
     created_at: datetime
     deadline: datetime
@@ -55,7 +55,7 @@ class SegmentAnswer(BaseModel):
     attempts: int | None = Field(None, description="Known once the segment is done or failed.")
 
 
-def told(segment: Finished) -> SegmentAnswer:
+def to_segment_answer(segment: Finished) -> SegmentAnswer:
     """What is answered of a segment that is done or failed."""
     is_done = segment.status == "done"
     return SegmentAnswer(
@@ -103,8 +103,8 @@ class Answer(BaseModel):
     segments: list[SegmentAnswer]
 
 
-FIND = """
-SELECT id, public_id, body_hash, status, segments, gaps, on_missing,
+READ_REQUEST = """
+SELECT id, public_id, body_hash, status, segments, gaps AS separators, on_missing,
        created_at, deadline, closed_at, outcome,
        TIMESTAMPDIFF(MICROSECOND, NOW(6), deadline) AS remaining_microseconds
 FROM   requests
@@ -113,9 +113,9 @@ WHERE  tenant = %s
 """
 
 
-async def find(db: Database, tenant: str, public_id: str) -> Request | None:
+async def read_request(db: Database, tenant: str, public_id: str) -> Request | None:
     """The tenant's request of this id, read without a lock; None when there is none (any more)."""
-    rows = await db.read(FIND, (tenant, public_id))
+    rows = await db.read(READ_REQUEST, (tenant, public_id))
     if not rows:
         return None
     row = rows[0]
@@ -126,14 +126,14 @@ async def find(db: Database, tenant: str, public_id: str) -> Request | None:
 async def is_known(db: Database, tenant: str, public_id: str) -> bool:
     """Whether the tenant's request of this id is there, or was and is metered."""
     return (
-        await find(db, tenant, public_id) is not None
+        await read_request(db, tenant, public_id) is not None
         or await find_metered(db, tenant, public_id) is not None
     )
 
 
 # The request and its finished segments in one statement: one round trip, one view of both. Only the
 # rows not seen yet, since reading every result at each look costs five times as much.
-LOOK = """
+NEWLY_FINISHED = """
 SELECT r.status AS request_status,
        s.index_no, s.status, s.result, s.error, s.attempts,
        CHAR_LENGTH(s.source) AS input_characters
@@ -149,7 +149,7 @@ WHERE  r.id = %s
 NO_INDEX = 4_294_967_295
 
 
-async def look(
+async def read_newly_finished(
     db: Database, request_id: int, seen: Collection[int]
 ) -> tuple[str | None, dict[int, Finished]]:
     """The status of a request, and its finished segments that are not in `seen`, by index.
@@ -157,7 +157,7 @@ async def look(
     The status is None when the request is settled and gone.
     """
     known = sorted(seen) or [NO_INDEX]
-    rows = await db.read(listed(LOOK, len(known)), (*known, request_id))
+    rows = await db.read(expand_lists(NEWLY_FINISHED, len(known)), (*known, request_id))
     status = rows[0]["request_status"] if rows else None
     fresh = {}
     for row in rows:
@@ -182,7 +182,7 @@ async def read_processing(db: Database, request_id: int) -> set[int]:
 
 
 # What somebody has seen who has not looked yet.
-NOTHING: Mapping[int, Finished] = MappingProxyType({})
+NONE_READ: Mapping[int, Finished] = MappingProxyType({})
 
 SOURCES = """
 SELECT index_no, source
@@ -196,7 +196,7 @@ async def read_sources(db: Database, request_id: int, wanted: Sequence[int]) -> 
     """The sources of these segments, by index; fewer when the request is settled and gone."""
     if not wanted:
         return {}
-    rows = await db.read(listed(SOURCES, len(wanted)), (request_id, *wanted))
+    rows = await db.read(expand_lists(SOURCES, len(wanted)), (request_id, *wanted))
     return {row["index_no"]: row["source"] for row in rows}
 
 
@@ -206,7 +206,7 @@ READ_SECONDS = 5.0
 
 
 async def read_answer(
-    db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished] = NOTHING
+    db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished] = NONE_READ
 ) -> Answer | None:
     """What is there now; None when the tenant never had this id. Raises Settled.
 
@@ -223,25 +223,25 @@ async def read_answer(
 async def _read_answer(
     db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished]
 ) -> Answer | None:
-    request = await find(db, tenant, public_id)
+    request = await read_request(db, tenant, public_id)
     if request is not None:
         processing: set[int] = set()
         if request.status != "completed":
             # Before the results, never after: what is written back in between would be in neither,
             # and figures without it be called final.
             processing = await read_processing(db, request.id)
-        status, fresh = await look(db, request.id, seen)
+        status, fresh = await read_newly_finished(db, request.id, seen)
         finished = {**seen, **fresh}
         processing -= finished.keys()
         named = {i for i, letter in enumerate(request.outcome or "") if letter in "df"}
         if status is not None and named <= finished.keys():
             wanted: list[int] = []
-            if request.on_missing == "source" and request.gaps is not None:
-                said = words(request, finished, processing)
+            if request.on_missing == "source" and request.separators is not None:
+                said = segment_statuses(request, finished, processing)
                 wanted = [i for i, word in enumerate(said) if word != "done"]
             sources = await read_sources(db, request.id, wanted)
             if len(sources) == len(wanted):
-                return rendered(request, finished, processing, sources)
+                return build_answer(request, finished, processing, sources)
     # Gone, or going between the reads: then there is a record, and it is the last word.
     metered = await find_metered(db, tenant, public_id)
     if metered is not None:
@@ -249,12 +249,12 @@ async def _read_answer(
     return None
 
 
-Word = Literal["pending", "processing", "done", "failed", "timed_out", "cancelled"]
+SegmentStatus = Literal["pending", "processing", "done", "failed", "timed_out", "cancelled"]
 
 
-def words(
+def segment_statuses(
     request: Request, finished: Mapping[int, Finished], processing: Collection[int]
-) -> list[Word]:
+) -> list[SegmentStatus]:
     """What the answer says of each segment, in document order.
 
     Of a completed request only the outcome counts. What ran when it was cancelled or abandoned may
@@ -265,7 +265,7 @@ def words(
             finished[i].status if i in finished else "processing" if i in processing else "pending"
             for i in range(request.segments)
         ]
-    late: Word = "timed_out"
+    late: SegmentStatus = "timed_out"
     if request.status == "cancelled" or (
         request.status == "abandoned"
         and request.closed_at is not None
@@ -279,7 +279,7 @@ def words(
     ]
 
 
-def rendered(
+def build_answer(
     request: Request,
     finished: Mapping[int, Finished],
     processing: Collection[int],
@@ -289,7 +289,7 @@ def rendered(
 
     `sources` holds the sources of what is not done, where on_missing asks for them.
     """
-    said = words(request, finished, processing)
+    said = segment_statuses(request, finished, processing)
     done = [finished[i] for i, word in enumerate(said) if word == "done"]
     parts: list[str | None] = [
         finished[i].result
@@ -322,16 +322,18 @@ def rendered(
             billed=request.status != "abandoned",
             final=request.outcome is not None and (request.status == "completed" or not stragglers),
         ),
-        document=together(request.gaps, parts),
+        document=join_document(request.separators, parts),
         segments=[
-            told(finished[i]) if word in ("done", "failed") else SegmentAnswer(index=i, status=word)
+            to_segment_answer(finished[i])
+            if word in ("done", "failed")
+            else SegmentAnswer(index=i, status=word)
             for i, word in enumerate(said)
         ],
     )
 
 
 def status(
-    request: Request, said: list[Word]
+    request: Request, said: list[SegmentStatus]
 ) -> Literal["running", "completed", "partial", "cancelled", "abandoned"]:
     """The word for the whole: a completed request of which something is missing is partial."""
     if request.status == "active":
@@ -341,9 +343,9 @@ def status(
     return request.status
 
 
-def together(gaps: str | None, parts: list[str | None]) -> str | None:
+def join_document(separators: str | None, parts: list[str | None]) -> str | None:
     """The document with its white space; None when a part is missing or there was no document."""
-    if gaps is None or None in parts:
+    if separators is None or None in parts:
         return None
-    first, *rest = json.loads(gaps)
-    return str(first) + "".join(f"{part}{gap}" for part, gap in zip(parts, rest, strict=True))
+    first, *rest = json.loads(separators)
+    return str(first) + "".join(f"{part}{after}" for part, after in zip(parts, rest, strict=True))

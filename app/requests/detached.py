@@ -5,14 +5,14 @@ import logging
 import time
 
 from partway.app.requests.answer import Request
-from partway.app.requests.fanin import gather
+from partway.app.requests.fanin import wait_until_final
 from partway.app.requests.watch import Watch
 from partway.store.database import Database, Unavailable
 
 log = logging.getLogger("partway.app")
 
 
-class Unattended:
+class DetachedRequests:
     """The requests that go on without a call; a class, since their tasks outlive the calls.
 
     Without it a request that nobody asks for by its deadline would be closed by the batch, as one
@@ -24,14 +24,14 @@ class Unattended:
         self._watch = watch
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def see_to(self, request: Request) -> None:
+    def track(self, request: Request) -> None:
         """Close the request when it is due, unless somebody else does; nothing comes back."""
         if request.id not in self._tasks:
-            self._tasks[request.id] = asyncio.create_task(self._see_to(request))
+            self._tasks[request.id] = asyncio.create_task(self._close_when_due(request))
 
-    async def _see_to(self, request: Request) -> None:
+    async def _close_when_due(self, request: Request) -> None:
         try:
-            await gather(self._db, self._watch, request, lambda: request.ends_at)
+            await wait_until_final(self._db, self._watch, request, lambda: request.ends_at)
         except Unavailable:
             # Nobody is here to be told. Whoever asks for it next closes it, on whichever node.
             log.warning(

@@ -25,16 +25,16 @@ from partway.app.requests.answer import (
     Finished,
     Request,
     SegmentAnswer,
-    look,
     read_answer,
+    read_newly_finished,
     read_processing,
-    told,
+    to_segment_answer,
 )
-from partway.app.requests.fanin import looks
+from partway.app.requests.fanin import polls
 from partway.app.requests.ledger import Settled
 from partway.app.requests.watch import Progress, Watch
 from partway.store.database import Database, Unavailable
-from partway.store.loop import rest
+from partway.store.loop import wait_for_any
 
 EVENTS = "text/event-stream"
 
@@ -65,7 +65,7 @@ EVENT_ID = re.compile(f"([0-9]{{1,9}}):(end|(?:{RANGE}(?:,{RANGE})*)?)")
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """How far the reader of a stream has come; `ranges` name the segments that it has."""
 
     count: int
@@ -79,30 +79,30 @@ class Place:
         """
         is_one = self.count == total + 1 if self.is_end else last_of(self.ranges) < total
         if not is_one:
-            raise no_place()
+            raise unknown_position()
         return {index for first, last in self.ranges for index in range(first, last + 1)}
 
 
-def read_place(event_id: str | None) -> Place | None:
+def read_position(event_id: str | None) -> StreamPosition | None:
     """The place in a Last-Event-ID; None when there is none yet. Problem 422 for no id of ours."""
     if not event_id:
         return None
     found = EVENT_ID.fullmatch(event_id)
     if found is None:
-        raise no_place()
+        raise unknown_position()
     count, said = int(found[1]), found[2]
     if said == "end":
-        return Place(count, (), True)
+        return StreamPosition(count, (), True)
     pairs = [part.partition("-") for part in filter(None, said.split(","))]
     ranges = tuple((int(first), int(last or first)) for first, _, last in pairs)
     before = -1
     for first, last in ranges:
         if not before < first <= last:
-            raise no_place()
+            raise unknown_position()
         before = last
     if count != sum(last - first + 1 for first, last in ranges):
-        raise no_place()
-    return Place(count, ranges, False)
+        raise unknown_position()
+    return StreamPosition(count, ranges, False)
 
 
 def last_of(ranges: tuple[tuple[int, int], ...]) -> int:
@@ -110,7 +110,7 @@ def last_of(ranges: tuple[tuple[int, int], ...]) -> int:
     return ranges[-1][1] if ranges else -1
 
 
-def no_place() -> Problem:
+def unknown_position() -> Problem:
     """The problem of a Last-Event-ID that no event of the request has."""
     return Problem("invalid-request", "Last-Event-ID is not the id of an event of this request.")
 
@@ -127,7 +127,7 @@ def event_id(had: Collection[int]) -> str:
     return f"{len(had)}:{','.join(said)}"
 
 
-def written(name: str, said: BaseModel, id: str | None = None) -> bytes:
+def format_event(name: str, said: BaseModel, id: str | None = None) -> bytes:
     """An event as it goes over the wire; JSON has no line ends, so its data is one line.
 
     Not by the framework: it would write an answer anew for each reader, and is known to the door
@@ -137,7 +137,7 @@ def written(name: str, said: BaseModel, id: str | None = None) -> bytes:
     return f"{head}data: {said.model_dump_json()}\n\n".encode()
 
 
-class Feed:
+class RequestSubscription:
     """What this node has read of a request; a class, since all who watch it share it.
 
     None of them makes it grow: each keeps which segments it has told, and takes the rest from here.
@@ -170,14 +170,14 @@ class Feed:
                 for segment in self.answer.segments
                 if segment.status in ("done", "failed") and segment.index not in had
             ]
-        return [told(self.finished[i]) for i in sorted(self.finished.keys() - had)]
+        return [to_segment_answer(self.finished[i]) for i in sorted(self.finished.keys() - had)]
 
     def is_stale(self) -> bool:
         """Whether a newcomer needs another: this one has failed, or its figures were not final."""
         return self.is_over and (self.answer is None or not self.answer.usage.final)
 
 
-class Feeds:
+class RequestSubscriptions:
     """The requests that are watched on this node, each followed once however many watch it.
 
     Following one is also seeing to its end: it is closed at its deadline by whichever node watches.
@@ -186,14 +186,14 @@ class Feeds:
     def __init__(self, db: Database, watch: Watch) -> None:
         self._db = db
         self._watch = watch
-        self._feeds: dict[int, Feed] = {}
+        self._feeds: dict[int, RequestSubscription] = {}
 
     @contextlib.contextmanager
-    def watching(self, tenant: str, request: Request) -> Iterator[Feed]:
+    def watching(self, tenant: str, request: Request) -> Iterator[RequestSubscription]:
         """The feed of a request, which is followed for as long as anybody is in such a block."""
         feed = self._feeds.get(request.id)
         if feed is None or feed.is_stale():
-            feed = self._feeds[request.id] = Feed(request)
+            feed = self._feeds[request.id] = RequestSubscription(request)
             feed.following = asyncio.create_task(self._follow(tenant, feed))
         feed.watchers += 1
         try:
@@ -206,18 +206,18 @@ class Feeds:
                 if self._feeds.get(request.id) is feed:
                     del self._feeds[request.id]
 
-    async def _follow(self, tenant: str, feed: Feed) -> None:
+    async def _follow(self, tenant: str, feed: RequestSubscription) -> None:
         """Read what is new at each look until the request is final, and then the answer."""
         request = feed.request
         try:
             if request.status == "active":
                 ends_at = request.ends_at
-                async for progress in looks(self._db, self._watch, request, lambda: ends_at):
+                async for progress in polls(self._db, self._watch, request, lambda: ends_at):
                     await self._read(feed, progress)
             # What was read already crosses the wire no second time.
             answer = await read_answer(self._db, tenant, request.public_id, feed.finished)
             if answer is not None:
-                feed.end = written("end", answer, f"{request.segments + 1}:end")
+                feed.end = format_event("end", answer, f"{request.segments + 1}:end")
                 feed.answer = answer
         except (Unavailable, Settled):
             # The streams end without their `end`: a reader that comes back is told why.
@@ -226,7 +226,7 @@ class Feeds:
             feed.is_over = True
             feed.tell()
 
-    async def _read(self, feed: Feed, progress: Progress) -> None:
+    async def _read(self, feed: RequestSubscription, progress: Progress) -> None:
         """Take in what is new; what cannot be read now is read at a later look."""
         request = feed.request
         left = request.ends_at - time.monotonic()
@@ -238,7 +238,7 @@ class Feeds:
                 # Before the results: what is written back in between must not be in neither.
                 working = await read_processing(self._db, request.id)
                 if progress.finished > len(feed.finished):
-                    status, fresh = await look(self._db, request.id, feed.finished)
+                    status, fresh = await read_newly_finished(self._db, request.id, feed.finished)
                     # What a row said beside a close may be too late for the answer.
                     if status == "active" and fresh:
                         feed.finished |= fresh
@@ -250,7 +250,7 @@ class Feeds:
 
 
 async def stream(
-    feed: Feed, has: set[int] | None, stops_at: Callable[[], float]
+    feed: RequestSubscription, has: set[int] | None, stops_at: Callable[[], float]
 ) -> AsyncIterator[bytes]:
     """The events that a reader lacks who has these segments, with pings, until `stops_at()`.
 
@@ -263,13 +263,13 @@ async def stream(
     if has is None:
         deadline_at = request.deadline.replace(tzinfo=UTC)
         accepted = Accepted(id=request.public_id, deadline_at=deadline_at, total=request.segments)
-        yield written("accepted", accepted, event_id(had))
+        yield format_event("accepted", accepted, event_id(had))
     silent_since = time.monotonic()
     while time.monotonic() < stops_at():
         changed = feed.changed
         for segment in feed.lacking(had):
             had.add(segment.index)
-            yield written("segment", segment, event_id(had))
+            yield format_event("segment", segment, event_id(had))
             silent_since = time.monotonic()
         # Not what has come while a slow reader was told of the rest: that goes before the end.
         if feed.is_over and not changed.is_set():
@@ -278,9 +278,9 @@ async def stream(
             return
         if feed.working != working and not feed.is_over:
             working = feed.working
-            yield written("working", Working(indexes=sorted(working)))
+            yield format_event("working", Working(indexes=sorted(working)))
             silent_since = time.monotonic()
         if time.monotonic() - silent_since >= PING_SECONDS:
             yield PING
             silent_since = time.monotonic()
-        await rest(PAUSE_SECONDS, changed)
+        await wait_for_any(PAUSE_SECONDS, changed)

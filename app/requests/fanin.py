@@ -13,7 +13,7 @@ from partway.store.database import Database, Unavailable
 # How much later than its deadline a caller may hear that the database is away.
 LATE_SECONDS = 1.0
 
-NOT_LOOKED = Progress("active", 0)
+NOT_POLLED = Progress("active", 0)
 
 
 STATUS = """
@@ -29,17 +29,17 @@ async def is_active(db: Database, request_id: int) -> bool:
     return bool(rows) and rows[0]["status"] == "active"
 
 
-def stays() -> bool:
+def never_disconnects() -> bool:
     """False: nobody's leaving ends the request."""
     return False
 
 
-async def looks(
+async def polls(
     db: Database,
     watch: Watch,
     request: Request,
     ends_at: Callable[[], float],
-    gone: Callable[[], bool] = stays,
+    gone: Callable[[], bool] = never_disconnects,
 ) -> AsyncGenerator[Progress, None]:
     """Each look at a request until it is final, closing it when nobody else does.
 
@@ -49,7 +49,7 @@ async def looks(
     the end.
     """
     while True:
-        progress = NOT_LOOKED
+        progress = NOT_POLLED
         left = ends_at() - time.monotonic()
         if left > 0:
             with contextlib.suppress(TimeoutError):
@@ -68,7 +68,7 @@ async def looks(
                 # But a node that slept may find its request closed, and settlement at it.
                 if not is_due:
                     await close(db, request.id, "abandoned")
-                elif progress is not NOT_LOOKED or await is_active(db, request.id):
+                elif progress is not NOT_POLLED or await is_active(db, request.id):
                     await close(db, request.id, "completed")
                 return
         except (Unavailable, TimeoutError) as error:
@@ -76,13 +76,13 @@ async def looks(
                 raise Unavailable("the database is away; the request goes on without it") from error
 
 
-async def gather(
+async def wait_until_final(
     db: Database,
     watch: Watch,
     request: Request,
     ends_at: Callable[[], float],
-    gone: Callable[[], bool] = stays,
+    gone: Callable[[], bool] = never_disconnects,
 ) -> None:
     """Wait for a request to become final, as `looks` says; nothing comes back."""
-    async for _ in looks(db, watch, request, ends_at, gone):
+    async for _ in polls(db, watch, request, ends_at, gone):
         pass

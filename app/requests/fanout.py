@@ -43,7 +43,7 @@ async def submit(
     Unavailable when another node holds the same id in a transaction that does not end.
     """
     waited = int(waited_seconds * 1_000_000)
-    gaps = json.dumps(new.pieces.gaps, ensure_ascii=False) if new.is_document else None
+    separators = json.dumps(new.pieces.separators, ensure_ascii=False) if new.is_document else None
     try:
         async with db.transaction() as cursor:
             await cursor.execute(
@@ -51,7 +51,13 @@ async def submit(
                 (
                     *(tenant, new.public_id, new.body_hash),
                     *(len(new.pieces.sources), new.pieces.characters, new.params),
-                    *(gaps, new.on_missing, traceparent, waited, new.deadline_ms * 1000 - waited),
+                    *(
+                        separators,
+                        new.on_missing,
+                        traceparent,
+                        waited,
+                        new.deadline_ms * 1000 - waited,
+                    ),
                 ),
             )
             request_id = cursor.lastrowid

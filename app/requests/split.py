@@ -28,9 +28,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pieces:
-    """gaps[0] + sources[0] + gaps[1] + ... + gaps[-1] is the document."""
+    """separators[0] + sources[0] + separators[1] + ... + separators[-1] is the document."""
 
-    gaps: list[str]
+    separators: list[str]
     sources: list[str]
 
     @property
@@ -47,38 +47,39 @@ def split(document: str, language: str, target: int, longest: int) -> Pieces:
     document has none. `language` is a BCP 47 tag of the source.
     """
     lines = [line.span() for line in LINE.finditer(document)]
-    sentences = [s for line in lines for s in spans_of_sentences(document, line, language)]
+    sentences = [s for line in lines for s in sentence_spans(document, line, language)]
     for spans in (sentences, lines):
-        pieces = taken(document, spans, target, longest)
-        if joins(pieces, document):
+        pieces = cut(document, spans, target, longest)
+        if joins_to(pieces, document):
             return pieces
         log.error("a text of %d characters did not join to itself", len(document))
     raise RuntimeError("a document that does not join to itself must not be stored")
 
 
-def joins(pieces: Pieces, document: str) -> bool:
+def joins_to(pieces: Pieces, document: str) -> bool:
     """Whether the pieces join to exactly this document, with only white space between them."""
-    whole = pieces.gaps[0] + "".join(
-        source + gap for source, gap in zip(pieces.sources, pieces.gaps[1:], strict=True)
+    whole = pieces.separators[0] + "".join(
+        source + separator
+        for source, separator in zip(pieces.sources, pieces.separators[1:], strict=True)
     )
-    return whole == document and not any(gap.strip(BLANK) for gap in pieces.gaps)
+    return whole == document and not any(separator.strip(BLANK) for separator in pieces.separators)
 
 
-def taken(document: str, spans: list[Span], target: int, longest: int) -> Pieces:
+def cut(document: str, spans: list[Span], target: int, longest: int) -> Pieces:
     """The pieces of a document that is cut at these spans, cut again and joined to fit."""
-    bare = [b for span in spans for b in stripped(document, span)]
-    short = [s for span in bare for s in shortened(document, span, longest)]
+    bare = [b for span in spans for b in strip_span(document, span)]
+    short = [s for span in bare for s in shorten_span(document, span, longest)]
     sources: list[str] = []
-    gaps: list[str] = []
+    separators: list[str] = []
     at = 0
-    for start, end in joined(short, target, longest):
-        gaps.append(document[at:start])
+    for start, end in join_neighbours(short, target, longest):
+        separators.append(document[at:start])
         sources.append(document[start:end])
         at = end
-    return Pieces([*gaps, document[at:]], sources)
+    return Pieces([*separators, document[at:]], sources)
 
 
-def spans_of_sentences(document: str, line: Span, language: str) -> Iterator[Span]:
+def sentence_spans(document: str, line: Span, language: str) -> Iterator[Span]:
     """One span for each sentence of a line; the line itself where sentencex fails.
 
     Only the starts are taken from sentencex, and each sentence goes on to the next start: whatever
@@ -86,7 +87,7 @@ def spans_of_sentences(document: str, line: Span, language: str) -> Iterator[Spa
     """
     start, end = line
     try:
-        starts = starts_of_sentences(document[start:end], language.split("-")[0].lower())
+        starts = sentence_starts(document[start:end], language.split("-")[0].lower())
     except BaseException as error:
         # A panic in Rust is no Exception, and its words repeat the text. A worse cut is an answer;
         # a lost document is not.
@@ -96,7 +97,7 @@ def spans_of_sentences(document: str, line: Span, language: str) -> Iterator[Spa
         yield start + first, start + after
 
 
-def starts_of_sentences(line: str, language: str) -> list[int]:
+def sentence_starts(line: str, language: str) -> list[int]:
     """Where the sentences of a line begin, 0 first.
 
     The last sentence of a window is looked at again from its start in the next: a window ends
@@ -114,7 +115,7 @@ def starts_of_sentences(line: str, language: str) -> list[int]:
     return sorted(starts)
 
 
-def stripped(document: str, span: Span) -> Iterator[Span]:
+def strip_span(document: str, span: Span) -> Iterator[Span]:
     """The span without white space at its ends; nothing when it is blank."""
     start, end = span
     text = document[start:end]
@@ -124,7 +125,7 @@ def stripped(document: str, span: Span) -> Iterator[Span]:
         yield start, start + len(bare)
 
 
-def shortened(document: str, span: Span, longest: int) -> Iterator[Span]:
+def shorten_span(document: str, span: Span, longest: int) -> Iterator[Span]:
     """The span in parts of at most `longest` characters, cut at white space where there is some."""
     start, end = span
     while end - start > longest:
@@ -133,12 +134,12 @@ def shortened(document: str, span: Span, longest: int) -> Iterator[Span]:
             if document[at].isspace():
                 cut = at
                 break
-        yield from stripped(document, (start, cut))
+        yield from strip_span(document, (start, cut))
         start = cut
-    yield from stripped(document, (start, end))
+    yield from strip_span(document, (start, end))
 
 
-def joined(spans: list[Span], target: int, longest: int) -> list[Span]:
+def join_neighbours(spans: list[Span], target: int, longest: int) -> list[Span]:
     """At most `target` spans of about the same length, made by joining neighbours.
 
     More only where joining would make one longer than `longest`.

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 from partway.app.metrics import INFLIGHT, POLLS
-from partway.store.database import Database, Unavailable, listed
-from partway.store.loop import rest
+from partway.store.database import Database, Unavailable, expand_lists
+from partway.store.loop import wait_for_any
 
 # A short request is not kept waiting for a slow look: each comes a twentieth of the time elapsed
 # after the last, at first after this.
-FIRST_LOOK_SECONDS = 0.005
+FIRST_POLL_SECONDS = 0.005
 ELAPSED_SHARE = 1 / 20
 
 # Looks are no closer than this, so that what becomes due meanwhile shares the next one.
@@ -19,7 +19,7 @@ TICK_SECONDS = 0.005
 
 # As many in one statement as can all be told of it in a hundredth of a second: in that time the
 # node does nothing else, and the answer of another call may be due.
-LOOKED_AT_ONCE = 100
+POLLED_AT_ONCE = 100
 
 # Only counted here: each result is read once, when somebody needs it. Counting 100 rows costs the
 # server less than sending one poll of them to the node. The index is named, for MySQL reads a small
@@ -68,7 +68,7 @@ class Watch:
         self._waiting: dict[int, _Waiting] = {}
         # When each of them is looked at next, soonest first.
         self._due: list[tuple[float, int]] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
         INFLIGHT.set_function(lambda: len(self._waiting))
 
@@ -81,8 +81,8 @@ class Watch:
             self._waiting[request_id] = waiting
             heapq.heappush(self._due, (now, request_id))
             self._came.set()
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_on())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._look_on())
         waiting.listeners += 1
         try:
             return await asyncio.shield(waiting.told)
@@ -91,9 +91,9 @@ class Watch:
 
     async def end(self) -> None:
         """Look no more, for nobody waits any longer; nothing comes back."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
 
     async def _look_on(self) -> None:
         """Look at what is due, again and again, until nobody waits for anything."""
@@ -109,17 +109,17 @@ class Watch:
                     wanted.append(id_)
                 else:
                     del self._waiting[id_]
-            for first in range(0, len(wanted), LOOKED_AT_ONCE):
-                await self._look(wanted[first : first + LOOKED_AT_ONCE])
+            for first in range(0, len(wanted), POLLED_AT_ONCE):
+                await self._look(wanted[first : first + POLLED_AT_ONCE])
             await asyncio.sleep(TICK_SECONDS)
             soonest = self._due[0][0] if self._due else 0.0
-            await rest(max(soonest - time.monotonic(), 0), self._came)
+            await wait_for_any(max(soonest - time.monotonic(), 0), self._came)
 
     async def _look(self, wanted: list[int]) -> None:
         """One statement; whoever waits for these requests is told what it shows."""
         POLLS.inc()
         try:
-            rows = await self._db.read(listed(PROGRESS, len(wanted)), wanted)
+            rows = await self._db.read(expand_lists(PROGRESS, len(wanted)), wanted)
         except Unavailable:
             # Each call knows its own deadline, and has more to say then than that a look failed.
             rows = None
@@ -128,7 +128,7 @@ class Watch:
         for id_ in wanted:
             waiting = self._waiting[id_]
             elapsed = now - waiting.began
-            pace = max(elapsed * ELAPSED_SHARE, FIRST_LOOK_SECONDS)
+            pace = max(elapsed * ELAPSED_SHARE, FIRST_POLL_SECONDS)
             heapq.heappush(self._due, (now + min(pace, self._poll_seconds), id_))
             if rows is not None:
                 waiting.told.set_result(found.get(id_, GONE))

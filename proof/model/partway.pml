@@ -318,7 +318,7 @@ active [2] proctype Worker() provided (!over)
 
     do
     /* worker/lease.py WRITE_BACK, at the beginning of an exchange. A row in other hands makes it
-     * wait, or RESCUE puts the result aside for a later one, which comes to the same.
+     * wait, or LOCKABLE puts the result aside for a later one, which comes to the same.
      */
     :: d_step {
         worker[me] == w_ready && lock[leased[me]] == FREE && WRITE_BACK_FENCE ->
@@ -467,7 +467,7 @@ active [2] proctype Node() provided (!over)
     byte me = _pid - 2;
 
     do
-    /* PUT: app/fanout.py INSERT_REQUEST meets the row (1062) and joins. FIND, which follows, reads
+    /* PUT: app/requests/fanout.py INSERT_REQUEST meets the row (1062) and joins. READ_REQUEST, which follows, reads
      * nothing of an active request that can change. Where it would wait for the lock of an insert,
      * a close or a settlement, it has not happened yet.
      */
@@ -485,7 +485,7 @@ active [2] proctype Node() provided (!over)
         submitter = MINE;
         node[me] = n_inserted
     }
-    /* app/ledger.py FIND_METERED, in the same transaction: metered, ROLLBACK, 410. */
+    /* app/requests/ledger.py FIND_METERED, in the same transaction: metered, ROLLBACK, 410. */
     :: d_step {
         node[me] == n_inserted ->
         printf("node %d: FIND_METERED finds %d\n", me, records);
@@ -507,7 +507,7 @@ active [2] proctype Node() provided (!over)
         node[me] = n_asked
     }
 #endif
-    /* app/fanout.py INSERT_SEGMENTS, COMMIT. When the reply is lost, or before it this connection,
+    /* app/requests/fanout.py INSERT_SEGMENTS, COMMIT. When the reply is lost, or before it this connection,
      * the second run is a PUT of an idle node: that is what the death below leaves.
      */
     :: d_step {
@@ -522,7 +522,7 @@ active [2] proctype Node() provided (!over)
         punctual[me] = true;
         node[me] = n_waiting
     }
-    /* app/fanin.py gather, app/watch.py PROGRESS: still active, and everything is finished, or it is
+    /* app/requests/fanin.py gather, app/requests/watch.py PROGRESS: still active, and everything is finished, or it is
      * the deadline, or this node has to stop, or the caller has left. One of them, at any moment.
      */
     :: d_step {
@@ -530,10 +530,10 @@ active [2] proctype Node() provided (!over)
         printf("node %d: PROGRESS, and is about to close\n", me);
         node[me] = n_closing
     }
-    /* DELETE: app/answer.py FIND says active. */
+    /* DELETE: app/requests/answer.py READ_REQUEST says active. */
     :: d_step {
         node[me] == n_idle && request == ACTIVE ->
-        printf("node %d: FIND, and is about to cancel\n", me);
+        printf("node %d: READ_REQUEST, and is about to cancel\n", me);
         node[me] = n_closing
     }
     /* store/close.py CLOSE; it waits for another CLOSE, and for a settlement. */
@@ -591,12 +591,12 @@ active [2] proctype Node() provided (!over)
         commit_close(ABANDONED);
         meant[me] = ABANDONED
     }
-    /* app/answer.py FIND, the same for the closer, the joiner, GET and DELETE: status and outcome.
+    /* app/requests/answer.py READ_REQUEST, the same for the closer, the joiner, GET and DELETE: status and outcome.
      * If there is no row, FIND_METERED comes second and answers 410; what it finds cannot change.
      */
     :: d_step {
         (node[me] == n_waiting || node[me] == n_idle && known) && request != ACTIVE ->
-        printf("node %d: FIND\n", me);
+        printf("node %d: READ_REQUEST\n", me);
         if
         :: request == NONE ->
             LAW(law_4_metered_exactly_once, records == 1);
@@ -607,10 +607,10 @@ active [2] proctype Node() provided (!over)
             node[me] = n_looking
         fi
     }
-    /* app/answer.py LOOK: what is finished. Settled since FIND: FIND_METERED, 410. */
+    /* app/requests/answer.py NEWLY_FINISHED: what is finished. Settled since READ_REQUEST: FIND_METERED, 410. */
     :: d_step {
         node[me] == n_looking ->
-        printf("node %d: LOOK, and answers\n", me);
+        printf("node %d: NEWLY_FINISHED, and answers\n", me);
         if
         :: request == NONE ->
             LAW(law_4_metered_exactly_once, records == 1)
@@ -643,7 +643,7 @@ active [2] proctype Node() provided (!over)
 active proctype Batch()
 {
     do
-    /* batch/sweep.py OVERDUE, without a lock. */
+    /* batch/reaper.py OVERDUE, without a lock. */
     :: d_step {
         batch == b_idle && OVERDUE ->
         printf("batch: OVERDUE\n");
@@ -681,12 +681,12 @@ active proctype Batch()
         settling = true;
         batch = b_locking
     }
-    /* batch/settle.py LOCK_SEGMENTS. A row in other hands, or a straggler: put off, ROLLBACK. */
+    /* batch/settle.py LOCK_SEGMENTS. A row in other hands, or a straggler: deferred, ROLLBACK. */
     :: d_step {
         batch == b_locking ->
         if
         :: ROWS_MISSING || STRAGGLES ->
-            printf("batch: LOCK_SEGMENTS, put off\n");
+            printf("batch: LOCK_SEGMENTS, deferred\n");
             LAW(law_6_nothing_lives_for_ever, !over);
             settling = false;
             batch = b_idle
@@ -705,13 +705,13 @@ active proctype Batch()
         AFTER_METER
         batch = b_forgetting
     }
-    /* batch/settle.py FORGET_SEGMENTS, which would wait for rows in other hands, FORGET_REQUEST and
+    /* batch/settle.py DELETE_SEGMENTS, which would wait for rows in other hands, DELETE_REQUEST and
      * COMMIT. When the reply is lost, LOCK_REQUEST finds no row the second time.
      */
     :: d_step {
         batch == b_forgetting && (lock[0] == FREE || lock[0] == BATCH) &&
         (lock[1] == FREE || lock[1] == BATCH) ->
-        printf("batch: FORGET_SEGMENTS, FORGET_REQUEST, COMMIT\n");
+        printf("batch: DELETE_SEGMENTS, DELETE_REQUEST, COMMIT\n");
         LAW(law_3_the_bill_is_the_answer,
             (!counted[0] || BILLABLE(0)) && (!counted[1] || BILLABLE(1)) &&
             (fixed[0] != DONE || counted[0]) && (fixed[1] != DONE || counted[1]));

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from partway.app.api.body import read_submission
-from partway.app.requests.answer import look, read_answer
+from partway.app.requests.answer import read_answer, read_newly_finished
 from partway.app.requests.fanout import submit
 from partway.app.requests.ledger import Settled
 from partway.app.settings import AppSettings
@@ -317,7 +317,7 @@ async def test_whoever_asks_gets_the_same_bytes(db: Database, ending: Final) -> 
     """The closer has read the results already; a joiner and GET read them anew."""
     request_id, public_id = await submitted(db, 3, on_missing="source")
     await worked(db, request_id, 2)
-    _, seen = await look(db, request_id, {})
+    _, seen = await read_newly_finished(db, request_id, {})
     await close(db, request_id, ending)
 
     closer = await read_answer(db, TENANT, public_id, seen)
@@ -335,7 +335,7 @@ async def test_the_answer_does_not_depend_on_what_was_seen_before_the_close(db: 
     await written(db, first)
     await close(db, request_id, "completed")
     await written(db, second)
-    _, seen = await look(db, request_id, {})
+    _, seen = await read_newly_finished(db, request_id, {})
     assert set(seen) == {0, 1}
 
     answer = await read_answer(db, TENANT, public_id, seen)

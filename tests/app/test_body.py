@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partway.app.api.body import MOST_FAULTS, Submission, check_public_id, read_submission
+from partway.app.api.body import MAX_ERRORS_NAMED, Submission, check_public_id, read_submission
 from partway.app.problems import Problem
 from partway.app.requests.split import Pieces
 from partway.app.settings import AppSettings
@@ -159,7 +159,7 @@ def test_a_refusal_never_repeats_the_text(name: str) -> None:
 def test_a_hundred_thousand_faults_are_answered_with_the_first_few(content: bytes) -> None:
     found = problem(content)
 
-    assert 1 <= len(found.wrong) <= MOST_FAULTS
+    assert 1 <= len(found.wrong) <= MAX_ERRORS_NAMED
     assert len(json.dumps(found.document())) < 3000
 
 

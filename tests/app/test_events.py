@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from partway.app.api.routes import PIECE_BYTES, Door, build
 from partway.app.problems import Problem
 from partway.app.requests import events
-from partway.app.requests.answer import LOOK, PROCESSING, Request
-from partway.app.requests.events import Feeds, event_id, read_place, stream
+from partway.app.requests.answer import NEWLY_FINISHED, PROCESSING, Request
+from partway.app.requests.events import RequestSubscriptions, event_id, read_position, stream
 from partway.app.requests.watch import PROGRESS, Watch
 from partway.app.settings import AppSettings
 from partway.batch.settle import settle
@@ -138,7 +138,7 @@ def put(node: Client, told: Told, **fields: Any) -> asyncio.Task[None]:
 
 @given(st.sets(st.integers(0, 300)), st.integers(0, 5))
 def test_an_id_says_which_segments_its_reader_has(had: set[int], more: int) -> None:
-    place = read_place(event_id(had))
+    place = read_position(event_id(had))
 
     assert place is not None
     assert place.indexes(max(had, default=-1) + 1 + more) == had
@@ -167,7 +167,7 @@ def test_an_id_says_which_segments_its_reader_has(had: set[int], more: int) -> N
 )
 def test_an_id_of_no_event_of_three_segments_is_refused(said: str) -> None:
     with pytest.raises(Problem) as refused:
-        [place.indexes(3) for place in [read_place(said)] if place is not None]
+        [place.indexes(3) for place in [read_position(said)] if place is not None]
     assert refused.value.kind == "invalid-request"
 
 
@@ -211,7 +211,10 @@ class Asked(Database):
 
 
 async def named_events(
-    feeds: Feeds, request: Request, has: set[int] | None = None, stops_at: float = float("inf")
+    feeds: RequestSubscriptions,
+    request: Request,
+    has: set[int] | None = None,
+    stops_at: float = float("inf"),
 ) -> list[str]:
     """The names of what a watcher of this request is told to the end, but for what runs now.
 
@@ -223,7 +226,7 @@ async def named_events(
         return [name for name in names if name != "working"]
 
 
-async def has_read(feeds: Feeds, count: int) -> bool:
+async def has_read(feeds: RequestSubscriptions, count: int) -> bool:
     """Whether so many segments were read for all who watch the only request."""
     return any(len(feed.finished) == count for feed in feeds._feeds.values())
 
@@ -238,7 +241,7 @@ async def request_of(db: Database, public_id: str) -> Request:
 async def test_two_hundred_watchers_read_no_more_than_one(db: Database) -> None:
     request_id, public_id = await submitted(db, 3)
     asked = Asked(db)
-    feeds = Feeds(asked, Watch(asked, 0.02))
+    feeds = RequestSubscriptions(asked, Watch(asked, 0.02))
     request = await request_of(db, public_id)
     watchers = [asyncio.create_task(named_events(feeds, request)) for _ in range(200)]
     for count in (1, 2):
@@ -254,7 +257,7 @@ async def test_two_hundred_watchers_read_no_more_than_one(db: Database) -> None:
     # One look each time, one read of what runs, one of what is new, one close, one answer.
     looks = asked.asked(PROGRESS)
     assert asked.asked(PROCESSING) <= looks
-    assert asked.asked(LOOK) <= 4
+    assert asked.asked(NEWLY_FINISHED) <= 4
     assert asked.count["writes"] == 1
     assert asked.count.total() <= 2 * looks + 4 + 1 + 3
     assert feeds._feeds == {}
@@ -267,7 +270,7 @@ async def test_a_thousand_watchers_of_a_finished_request_read_it_once_and_hold_n
     await worked(db, request_id, 2)
     await close(db, request_id, "completed")
     asked = Asked(db)
-    feeds = Feeds(asked, Watch(asked, 0.02))
+    feeds = RequestSubscriptions(asked, Watch(asked, 0.02))
     request = await request_of(db, public_id)
 
     told = await asyncio.gather(*(named_events(feeds, request) for _ in range(1000)))
@@ -281,7 +284,7 @@ async def test_a_slow_watcher_misses_nothing_and_keeps_nobody_waiting(db: Databa
     """It has taken one event of two when the others have all been told to the end."""
     request_id, public_id = await submitted(db, 5)
     await worked(db, request_id, 2)
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
     request = await request_of(db, public_id)
     with feeds.watching(TENANT, request) as feed:
         await wait_until(functools.partial(has_read, feeds, 2), "two segments to be read")
@@ -300,7 +303,7 @@ async def test_a_slow_watcher_misses_nothing_and_keeps_nobody_waiting(db: Databa
 
 async def test_who_leaves_while_others_watch_takes_nothing_from_them(db: Database) -> None:
     request_id, public_id = await submitted(db, 1)
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
     request = await request_of(db, public_id)
     leaver, stayer = (asyncio.create_task(named_events(feeds, request)) for _ in range(2))
     await wait_until(lambda: asyncio.sleep(0, feeds._feeds), "a feed")
@@ -318,7 +321,7 @@ async def test_who_leaves_while_others_watch_takes_nothing_from_them(db: Databas
 
 async def test_when_the_last_watcher_leaves_nobody_reads_on(db: Database) -> None:
     _, public_id = await submitted(db, 1)
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
     request = await request_of(db, public_id)
     with feeds.watching(TENANT, request) as feed:
         following = feed.following
@@ -333,7 +336,7 @@ async def test_a_silent_stream_pings(db: Database, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(events, "PING_SECONDS", 0.01)
     monkeypatch.setattr(events, "PAUSE_SECONDS", 0.02)
     request_id, public_id = await submitted(db, 1)
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
     with feeds.watching(TENANT, await request_of(db, public_id)) as feed:
         told = stream(feed, None, lambda: float("inf"))
         said = [await anext(told) for _ in range(3)]
@@ -351,7 +354,7 @@ async def test_while_the_database_is_away_a_stream_pings_and_then_goes_on(
     monkeypatch.setattr(events, "PAUSE_SECONDS", 0.02)
     request_id, public_id = await submitted(db, 2)
     asked = Asked(db)
-    feeds = Feeds(asked, Watch(asked, 0.02))
+    feeds = RequestSubscriptions(asked, Watch(asked, 0.02))
     with feeds.watching(TENANT, await request_of(db, public_id)) as feed:
         told = stream(feed, None, lambda: float("inf"))
         await worked(db, request_id, 1)
@@ -374,7 +377,7 @@ async def test_a_stream_ends_without_an_end_when_the_database_is_away_at_the_dea
 ) -> None:
     request_id, public_id = await submitted(db, 1, deadline_ms=600)
     asked = Asked(db)
-    feeds = Feeds(asked, Watch(asked, 0.02))
+    feeds = RequestSubscriptions(asked, Watch(asked, 0.02))
     request = await request_of(db, public_id)
     watching = asyncio.create_task(named_events(feeds, request))
     await wait_until(lambda: asyncio.sleep(0, asked.asked(PROGRESS)), "a look")
@@ -393,7 +396,7 @@ async def test_a_watcher_closes_at_the_deadline_what_nobody_else_closes(db: Data
     """Law 7: the node that took it has died."""
     request_id, public_id = await submitted(db, 2, deadline_ms=600)
     await worked(db, request_id, 1)
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
 
     told = await named_events(feeds, await request_of(db, public_id))
 
@@ -410,7 +413,7 @@ async def test_what_is_done_after_the_close_is_no_event(db: Database) -> None:
     await written(db, first)
     await close(db, request_id, "completed")
     assert await written(db, late) == []
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
 
     told = await named_events(feeds, await request_of(db, public_id))
 
@@ -427,8 +430,8 @@ async def test_what_is_done_between_two_looks_but_after_a_close_is_no_event(db: 
         await close(db, request_id, "completed")
         assert await written(db, late) == []
 
-    asked.let_happen(close_and_write_back, before=LOOK)
-    feeds = Feeds(asked, Watch(asked, 0.02))
+    asked.let_happen(close_and_write_back, before=NEWLY_FINISHED)
+    feeds = RequestSubscriptions(asked, Watch(asked, 0.02))
 
     told = await named_events(feeds, await request_of(db, public_id))
 
@@ -440,7 +443,7 @@ async def test_a_read_that_does_not_come_back_is_not_in_the_way_of_the_close(db:
     await worked(db, request_id, 1)
     asked = Asked(db)
     asked.let_happen(lambda: asyncio.sleep(3600), before=PROCESSING)
-    feeds = Feeds(asked, Watch(asked, 0.02))
+    feeds = RequestSubscriptions(asked, Watch(asked, 0.02))
 
     told = await asyncio.wait_for(named_events(feeds, await request_of(db, public_id)), 30)
 
@@ -450,7 +453,7 @@ async def test_a_read_that_does_not_come_back_is_not_in_the_way_of_the_close(db:
 async def test_a_node_that_stops_ends_its_streams_and_closes_nothing(db: Database) -> None:
     request_id, public_id = await submitted(db, 2)
     await worked(db, request_id, 1)
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
     stops_at = float("inf")
     request = await request_of(db, public_id)
     with feeds.watching(TENANT, request) as feed:
@@ -463,7 +466,7 @@ async def test_a_node_that_stops_ends_its_streams_and_closes_nothing(db: Databas
     row = await request_row(db, request_id)
     assert row is not None
     assert row["status"] == "active"
-    other = Feeds(db, Watch(db, 0.02))
+    other = RequestSubscriptions(db, Watch(db, 0.02))
     rest = asyncio.create_task(named_events(other, request, {0}))
     await worked(db, request_id, 1)
     assert await rest == ["segment", "end"]
@@ -476,7 +479,7 @@ async def test_a_newcomer_is_told_of_a_straggler_that_was_written_back_meanwhile
     request_id, public_id = await submitted(db, 2)
     (straggler,) = await claimed(db, request_id, 1)
     await close(db, request_id, "cancelled")
-    feeds = Feeds(db, Watch(db, 0.02))
+    feeds = RequestSubscriptions(db, Watch(db, 0.02))
     request = await request_of(db, public_id)
     with feeds.watching(TENANT, request) as feed:
         slow = stream(feed, None, lambda: float("inf"))

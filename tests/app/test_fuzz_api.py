@@ -55,7 +55,7 @@ async def test_the_door_keeps_its_openapi_document(
     node = await programs.app(APP_KEYLESS="off", **SHORT)
     key = await bearer(db, "acme", "requests", "operator")
     await programs.worker(concurrency=4, SLEEP_SECONDS=0, WORKER_IDLE_SECONDS=0.05)
-    await programs.batch(BATCH_KEEP_SECONDS=1, BATCH_IDLE_SECONDS=0.2)
+    await programs.batch(BATCH_RETENTION_SECONDS=1, BATCH_IDLE_SECONDS=0.2)
 
     words = [
         *(str(Path(sys.executable).with_name("st")), "--config-file"),

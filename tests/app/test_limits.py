@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from partway.app.api.limits import charge, find_owed, rate_headers, refund
+from partway.app.api.limits import charge, rate_headers, read_tat_microseconds, refund
 from partway.app.problems import Problem
-from partway.app.requests.admission import Room
+from partway.app.requests.admission import AdmissionControl
 from partway.app.settings import AppSettings
 from partway.batch.settle import settle
 from partway.store.close import close
@@ -160,7 +160,7 @@ async def test_who_joins_or_comes_back_is_never_refused_and_never_charged(
     node = await programs.app(APP_TENANT_CHARACTERS_PER_MINUTE=1200, APP_TENANT_ACTIVE_REQUESTS=1)
     first = put(node, "a", TEN * 60)
     request = await arrived(db, "a")
-    owed = await find_owed(db, "default")
+    owed = await read_tat_microseconds(db, "default")
     assert owed is not None
 
     joined = put(node, "a", TEN * 60)
@@ -172,12 +172,12 @@ async def test_who_joins_or_comes_back_is_never_refused_and_never_charged(
     assert_problem(other_body, 422)
     assert {answer.content for answer in answers} == {answers[0].content}
     assert answers[0].json()["status"] == "completed"
-    assert (await find_owed(db, "default") or 0) <= owed
+    assert (await read_tat_microseconds(db, "default") or 0) <= owed
     await db.write("DELETE FROM segments")
     await db.write("DELETE FROM requests")
     await db.write("INSERT INTO meter VALUES ('default', 'a', 'completed', 1, 1, 1, TRUE, NOW(6))")
     assert_problem(await put(node, "a", TEN * 60), 410)
-    assert (await find_owed(db, "default") or 0) <= owed
+    assert (await read_tat_microseconds(db, "default") or 0) <= owed
 
 
 @pytest.mark.parametrize("where", ["requests", "meter"])
@@ -193,7 +193,7 @@ async def test_an_id_that_is_there_is_not_charged_even_for_a_moment(
     with pytest.raises(Problem):
         await charge(db, "acme", "mine", 30, 60)
 
-    assert await find_owed(db, "acme") == 0
+    assert await read_tat_microseconds(db, "acme") == 0
 
 
 async def test_what_nobody_used_is_not_saved_up(db: Database) -> None:
@@ -217,7 +217,7 @@ async def test_two_puts_of_a_new_id_at_once_are_charged_once(
         await worked(db, request.id, request.segments)
         assert {(await call).status_code for call in calls} == {200}
 
-    owed = await find_owed(db, "default")
+    owed = await read_tat_microseconds(db, "default")
     # 6,000 characters are 0.6 s; what came back meanwhile is on our side.
     assert (owed or 0) <= 5 * 600_000
     assert await stored(db) == 5
@@ -225,12 +225,12 @@ async def test_two_puts_of_a_new_id_at_once_are_charged_once(
 
 async def test_what_was_charged_in_vain_is_given_back(db: Database) -> None:
     await charge(db, "acme", "a", 30, 60)
-    before = await find_owed(db, "acme") or 0
+    before = await read_tat_microseconds(db, "acme") or 0
 
     await charge(db, "acme", "b", 20, 60)
     await refund(db, "acme", 20, 60)
 
-    after = await find_owed(db, "acme") or 0
+    after = await read_tat_microseconds(db, "acme") or 0
     assert before - 5_000_000 <= after <= before
 
 
@@ -266,7 +266,7 @@ async def test_so_many_requests_of_a_tenant_may_be_active_on_all_nodes(
     calls = [put(nodes[0], "a"), put(nodes[1], "b")]
     first = await arrived(db, "a")
     await arrived(db, "b")
-    owed = await find_owed(db, "default")
+    owed = await read_tat_microseconds(db, "default")
 
     for node in nodes:
         for response in (await put(node, "c"), await sent(node, "Three.")):
@@ -274,7 +274,7 @@ async def test_so_many_requests_of_a_tenant_may_be_active_on_all_nodes(
             # The deadline of the first of them is the latest.
             assert 1 <= int(response.headers["Retry-After"]) <= 50
     assert await stored(db) == 2
-    assert (await find_owed(db, "default") or 0) <= (owed or 0)
+    assert (await read_tat_microseconds(db, "default") or 0) <= (owed or 0)
 
     await worked(db, first.id, 2)
     assert (await calls[0]).status_code == 200
@@ -286,7 +286,7 @@ async def test_so_many_requests_of_a_tenant_may_be_active_on_all_nodes(
 async def test_what_a_node_is_about_to_store_for_a_tenant_counts_before_it_is_there(
     db: Database,
 ) -> None:
-    room = Room(AppSettings(tenant_active_requests=2))
+    room = AdmissionControl(AppSettings(tenant_active_requests=2))
     await submitted(db, 1, tenant="acme")
     await room.check(db, "acme")
 
@@ -304,7 +304,7 @@ async def test_what_a_node_is_about_to_store_for_a_tenant_counts_before_it_is_th
 
 
 async def test_a_full_tenant_hears_when_its_first_request_ends(db: Database) -> None:
-    room = Room(AppSettings(tenant_active_requests=2))
+    room = AdmissionControl(AppSettings(tenant_active_requests=2))
     await submitted(db, 1, tenant="beta", deadline_ms=1000)
     number, _ = await submitted(db, 1, tenant="acme", deadline_ms=40_000)
     await submitted(db, 1, tenant="acme", deadline_ms=50_000)

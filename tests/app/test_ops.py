@@ -20,20 +20,20 @@ from partway.app.pages.ops import FOLLOW_SECONDS
 from partway.app.pages.overview import (
     IN_WORDS,
     TENANTS_READ,
-    Progress,
-    Standing,
-    fitting,
-    lasting,
-    path_of,
+    RequestSummary,
+    SegmentStrip,
+    failure_reason,
+    fit_segments,
+    format_duration,
     read_overview,
-    reason,
+    request_path,
 )
 from partway.app.settings import AppSettings
 from partway.batch.settle import settle
 from partway.store.close import close
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.fleet import MISSED_SECONDS
 from partway.worker.lease import Lease, Ready, fail
 from tests.actions import (
@@ -154,7 +154,7 @@ async def test_only_a_key_or_a_session_of_operators_opens_a_page(
     db: Database, keyed: httpx.AsyncClient
 ) -> None:
     number, public_id = await submitted(db, ["a secret"], tenant="acme")
-    path = path_of("acme", public_id)
+    path = request_path("acme", public_id)
     for headers in ({}, {"Authorization": "Bearer pw_x"}, {"Cookie": f"{COOKIE}=x"}):
         for response in await all_calls(keyed, path, headers):
             assert response.status_code == 303
@@ -238,14 +238,14 @@ async def test_progress_is_a_cell_for_each_segment_and_the_same_in_words(
     ],
 )
 def test_of_many_segments_a_cell_shows_what_needs_an_eye_on_it(letters: str, state: str) -> None:
-    progress = Progress(300, "d" * 150 + letters + "d" * (147 if letters else 0))
+    progress = SegmentStrip(300, "d" * 150 + letters + "d" * (147 if letters else 0))
 
     assert progress.size(100) == 3
     assert len(progress.cells(100)) == 100
     assert progress.cells(100)[50] == state
-    assert Progress(301, "p" * 301).cells(100) == ["pending"] * 76
-    assert Progress(0, "").said == "0 of 0 done"
-    assert Progress(5, "dp").said == "at least 1 of 5 done, 1 waiting"
+    assert SegmentStrip(301, "p" * 301).cells(100) == ["pending"] * 76
+    assert SegmentStrip(0, "").text == "0 of 0 done"
+    assert SegmentStrip(5, "dp").text == "at least 1 of 5 done, 1 waiting"
 
 
 @one_server
@@ -327,24 +327,29 @@ async def test_failures_are_counted_by_reason_without_a_word_of_a_document(
     for name in ("Anna", "Bob", "Carol", "Dora", "Eve", "Finn"):
         assert name not in response.text
     examples = re.findall(r'<a href="(/ops/requests/default/[^"]+)" aria-label', response.text)
-    assert examples[0] == path_of("default", theirs), "the newest"
-    assert set(examples[1:]) == {path_of("default", mine)}
+    assert examples[0] == request_path("default", theirs), "the newest"
+    assert set(examples[1:]) == {request_path("default", mine)}
 
 
 def test_a_reason_is_a_word_of_ours_or_of_the_handler_and_never_a_sentence() -> None:
-    assert reason(None) == ""
-    assert reason("given up after 3 attempts") == "no worker lived to say why"
-    assert reason("the handler's process ended with exit status 9") == "the handler's process ended"
-    assert reason("TimeoutError") == "TimeoutError"
+    assert failure_reason(None) == ""
+    assert failure_reason("given up after 3 attempts") == "no worker lived to say why"
+    assert (
+        failure_reason("the handler's process ended with exit status 9")
+        == "the handler's process ended"
+    )
+    assert failure_reason("TimeoutError") == "TimeoutError"
     for text in ("", "Dear Anna", "Grüße", "a" * 41, "7 of 9", "<b>", "no_answer "):
-        assert reason(text) == IN_WORDS
+        assert failure_reason(text) == IN_WORDS
 
 
 @one_server
 async def test_of_more_segments_than_are_read_those_that_fit_in_are_read() -> None:
-    standing = [Standing(n, "t", "i", segments) for n, segments in enumerate((5, 100, 3, 0, 2, 1))]
+    standing = [
+        RequestSummary(n, "t", "i", segments) for n, segments in enumerate((5, 100, 3, 0, 2, 1))
+    ]
 
-    assert fitting(standing, 10) == [0, 2, 3, 4]
+    assert fit_segments(standing, 10) == [0, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +364,7 @@ async def test_of_more_segments_than_are_read_those_that_fit_in_are_read() -> No
     ],
 )
 def test_a_length_of_time_is_said_in_its_two_largest_units(seconds: float, said: str) -> None:
-    assert lasting(seconds) == said
+    assert format_duration(seconds) == said
 
 
 async def metered(db: Database, tenant: str, name: str, billed: bool, seconds_ago: str) -> None:
@@ -467,7 +472,7 @@ async def test_each_segment_of_a_request_tells_its_life(
         (number,),
     )
 
-    response = await node.get(path_of("acme", public_id))
+    response = await node.get(request_path("acme", public_id))
 
     lives = re.findall(r'<li id="s\d" data-state="(\w+)">(.*?)</li>', response.text, re.DOTALL)
     words = [" ".join(unescape(re.sub(r"<[^>]+>", " ", life)).split()) for _, life in lives]
@@ -501,7 +506,7 @@ async def test_after_the_close_it_tells_what_the_answer_knew_of_each_segment(
     due, theirs = await submitted(db, 1)
     await close(db, due, "completed")
 
-    response = await node.get(path_of("default", public_id))
+    response = await node.get(request_path("default", public_id))
 
     assert "It was closed as cancelled" in response.text
     assert strips(response) == {
@@ -512,7 +517,7 @@ async def test_after_the_close_it_tells_what_the_answer_knew_of_each_segment(
     assert "4 cancelled no attempt · 2 characters in" in text
     assert text.count("at the close") == 1
     assert "Cancel this request" not in text
-    other = await node.get(path_of("default", theirs))
+    other = await node.get(request_path("default", theirs))
     assert strips(other) == {"0 of 1 done, 1 timed out": ["timed_out"]}
 
 
@@ -524,7 +529,7 @@ async def test_texts_and_errors_are_shown_only_to_who_asks_for_them(
     first, second = await claimed(db, number, 2)
     await exchanged(db, [Ready(first, "My result.")])
     await fail(db, second, "odd: My error.", 0, 0)
-    path = path_of("default", public_id)
+    path = request_path("default", public_id)
 
     hidden = (await node.get("/ops")).text + (await node.get(path)).text
     hidden += (await node.get(f"{path}/cancel")).text + (await node.get(f"{path}?text=yes")).text
@@ -559,7 +564,7 @@ def test_a_statement_names_no_text_but_the_one_that_is_asked_for_texts() -> None
 async def test_a_long_request_comes_in_pages(db: Database, node: httpx.AsyncClient) -> None:
     number, public_id = await submitted(db, 1001)
     await worked(db, number, 2)
-    path = path_of("default", public_id)
+    path = request_path("default", public_id)
 
     def indexes(page: httpx.Response) -> list[int]:
         return [int(index) for index in re.findall(r'<li id="s(\d+)"', page.text)]
@@ -589,7 +594,7 @@ async def test_a_settled_request_shows_what_was_metered(
     await close(db, number, "completed")
     assert await settle(db, number, 0) == "settled"
 
-    response = await node.get(path_of("acme", public_id))
+    response = await node.get(request_path("acme", public_id))
 
     assert response.status_code == 200
     assert "This request is settled" in response.text
@@ -597,7 +602,7 @@ async def test_a_settled_request_shows_what_was_metered(
     assert (facts["Segments"], facts["Characters in"], facts["Billed"]) == ("1", "4", "yes")
     for method in ("GET", "POST"):
         again = await node.request(
-            method, f"{path_of('acme', public_id)}/cancel", data=SURE, follow_redirects=True
+            method, f"{request_path('acme', public_id)}/cancel", data=SURE, follow_redirects=True
         )
         assert "This request is settled" in again.text
 
@@ -611,7 +616,7 @@ async def test_a_request_is_found_by_its_tenant_and_id_and_is_nobody_elses(
     assert (found.status_code, found.headers["Location"]) == (303, "/ops/requests/acme/mine")
 
     for tenant, public_id in (("beta", "mine"), ("acme", "other"), ("acme", "Mine"), ("é", "mine")):
-        response = await node.get(path_of(tenant, public_id))
+        response = await node.get(request_path(tenant, public_id))
         assert (response.status_code, "no such request" in response.text) == (404, True)
     for path in ("/ops/find", "/ops/find?tenant=acme", "/ops/find?tenant=%C3%A9&id=%00"):
         response = await node.get(path)
@@ -630,7 +635,7 @@ async def test_a_cancel_needs_a_form_that_was_sent_from_here_by_one_who_was_aske
     caplog.set_level(logging.INFO, "partway.app")
     number, public_id = await submitted(db, 3, tenant="acme")
     await worked(db, number, 1)
-    path = f"{path_of('acme', public_id)}/cancel"
+    path = f"{request_path('acme', public_id)}/cancel"
 
     async def status() -> str:
         row = await request_row(db, number)
@@ -673,7 +678,7 @@ async def test_the_form_of_a_session_is_guarded_too(db: Database, keyed: httpx.A
     operator = await bearer(db, "other", "operator")
     token = await begin_session(db, operator["Authorization"].removeprefix("Bearer "))
     session = {"Cookie": f"{COOKIE}={token}"}
-    path = f"{path_of('acme', public_id)}/cancel"
+    path = f"{request_path('acme', public_id)}/cancel"
 
     foreign = await keyed.post(path, data=SURE, headers=session | {"Origin": "http://evil.example"})
     own = await keyed.post(path, data=SURE, headers=session | {"Origin": OWN})
@@ -690,7 +695,7 @@ async def test_what_is_final_is_not_cancelled_and_nobody_waits_for_its_settlemen
     number, public_id = await submitted(db, 1)
     await worked(db, number, 1)
     await close(db, number, "completed")
-    path = path_of("default", public_id)
+    path = request_path("default", public_id)
     before = await request_row(db, number)
 
     async with frozen(url, ("SELECT id FROM requests WHERE id = %s FOR UPDATE", (number,))):
@@ -708,7 +713,7 @@ async def test_what_is_final_is_not_cancelled_and_nobody_waits_for_its_settlemen
 @pytest.fixture
 async def one(url: str) -> AsyncIterator[Database]:
     """A fresh database behind a single connection, which counts all that is done with it."""
-    async with opened(DatabaseSettings(database_url=url, pool_size=1)) as db:
+    async with open_database(DatabaseSettings(database_url=url, pool_size=1)) as db:
         yield db
 
 
@@ -788,7 +793,7 @@ async def test_of_a_request_that_is_too_long_to_be_read_the_beginning_is_read(
     await worked(one, number, 1)
     await submitted(one, 2)
     async with node_of(one, keyless=True) as node:
-        page, overview = await node.get(path_of("default", public_id)), await node.get("/ops")
+        page, overview = await node.get(request_path("default", public_id)), await node.get("/ops")
 
     ((said, cells),) = strips(page).items()
     assert said == "at least 1 of 12,000 done, 9,999 waiting"
@@ -832,16 +837,16 @@ async def paths(db: Database) -> dict[str, str]:
     await settle(db, settled, 0)
     await metered(db, ODD, ODD, True, "NOW(6)")
     await db.write("INSERT INTO workers VALUES ('here', 4, NOW(6) - INTERVAL 1 MINUTE)")
-    texts = path_of("e" * 64, evil)
+    texts = request_path("e" * 64, evil)
     return {
         "overview": "/ops",
-        "states": path_of("acme", everything),
+        "states": request_path("acme", everything),
         "texts": f"{texts}?text=show",
-        "ended": path_of("default", "ended"),
-        "settled": path_of("default", "settled"),
-        "unknown": path_of(ODD, ODD),
+        "ended": request_path("default", "ended"),
+        "settled": request_path("default", "settled"),
+        "unknown": request_path(ODD, ODD),
         "find": f"/ops/find?tenant={quote(EVIL)}&id={quote(EVIL)}",
-        "cancel": f"{path_of('acme', everything)}/cancel",
+        "cancel": f"{request_path('acme', everything)}/cancel",
     }
 
 

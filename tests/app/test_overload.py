@@ -6,7 +6,7 @@ import contextlib
 import httpx
 
 from partway.app.problems import Problem
-from partway.app.requests.admission import STANDING, Room
+from partway.app.requests.admission import ACTIVE_TOTALS, AdmissionControl
 from partway.app.settings import AppSettings
 from partway.store.close import close
 from partway.store.database import Database
@@ -152,8 +152,8 @@ async def test_of_many_calls_at_once_no_more_come_in_than_are_being_stored_at_a_
 
 
 async def test_what_a_node_is_about_to_store_counts_before_it_is_there(db: Database) -> None:
-    few = Room(AppSettings(max_active_requests=3))
-    short = Room(AppSettings(max_waiting_characters=20))
+    few = AdmissionControl(AppSettings(max_active_requests=3))
+    short = AdmissionControl(AppSettings(max_waiting_characters=20))
     await submitted(db, ["ten letters"[:10]])
 
     async def are_full() -> bool:
@@ -196,7 +196,7 @@ async def test_looking_for_room_reads_no_more_rows_than_the_limit(db: Database) 
         async with db.transaction() as cursor:
             asking = await overhead(cursor)
             before = await rows_read(cursor)
-            await cursor.execute(STANDING, (TENANT, TENANT, limit))
+            await cursor.execute(ACTIVE_TOTALS, (TENANT, TENANT, limit))
             await cursor.fetchall()
             return await rows_read(cursor) - before - asking
 

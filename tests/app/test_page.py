@@ -16,7 +16,7 @@ from partway.batch.settle import settle
 from partway.store.close import close
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.lease import Ready, fail, give_back
 from tests.actions import (
     WAIT_SECONDS,
@@ -72,7 +72,7 @@ async def house(
     """A node without keys, and its database."""
     server.execute("CREATE DATABASE partway_pages")
     programs = Programs(server.url("partway_pages"), tmp_path_factory.mktemp("pages"))
-    async with opened(DatabaseSettings(database_url=programs.url, pool_size=20)) as db:
+    async with open_database(DatabaseSettings(database_url=programs.url, pool_size=20)) as db:
         node = await programs.app(APP_PAGE_PARAMS=OFFERED)
         yield House(db, programs, node)
         await programs.end()

@@ -105,7 +105,7 @@ async def test_nobody_asks_and_yet_it_is_closed_at_its_deadline_and_billed(
     db: Database, node: Client, programs: Programs
 ) -> None:
     """The batch would call it abandoned: it was computed, and its caller comes back for it."""
-    await programs.batch(BATCH_GRACE_SECONDS=30, BATCH_KEEP_SECONDS=60)
+    await programs.batch(BATCH_GRACE_SECONDS=30, BATCH_RETENTION_SECONDS=60)
     sent = {**BODY, "deadline_ms": 700}
     response = await node.put(MINE, json=sent, headers={"Prefer": "respond-async"})
     assert response.status_code == 202

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partway.app.requests import split as module
-from partway.app.requests.split import BLANK, Pieces, joins, spans_of_sentences, split
+from partway.app.requests.split import BLANK, Pieces, joins_to, sentence_spans, split
 
 # How many random texts of each kind; a long search of 10,000 was made before this was written, and
 # PARTWAY_TEST_EXAMPLES=10000 makes it again.
@@ -71,15 +71,15 @@ HOSTILE = st.lists(st.one_of(WHITE, MARKS, ANYTHING, st.just("a" * 40))).map("".
 
 
 def assert_the_law(document: str, pieces: Pieces, target: int, longest: int) -> None:
-    whole = pieces.gaps[0] + "".join(
-        source + gap for source, gap in zip(pieces.sources, pieces.gaps[1:], strict=True)
+    whole = pieces.separators[0] + "".join(
+        source + gap for source, gap in zip(pieces.sources, pieces.separators[1:], strict=True)
     )
     assert whole == document
-    assert all(gap.strip(BLANK) == "" for gap in pieces.gaps)
+    assert all(gap.strip(BLANK) == "" for gap in pieces.separators)
     assert all(source and source == source.strip(BLANK) for source in pieces.sources)
     assert max(map(len, pieces.sources), default=0) <= longest
     # More than the target only by neighbours that would be too long together.
-    together = zip(pieces.sources, pieces.gaps[1:-1], pieces.sources[1:], strict=False)
+    together = zip(pieces.sources, pieces.separators[1:-1], pieces.sources[1:], strict=False)
     apart = sum(len(one) + len(gap) + len(other) > longest for one, gap, other in together)
     assert len(pieces.sources) <= target + apart
 
@@ -265,8 +265,8 @@ def test_a_document_that_does_not_join_to_itself_is_refused(
 
 
 def test_words_between_segments_do_not_pass_for_white_space() -> None:
-    assert not joins(Pieces(["", " lost. ", ""], ["a", "b"]), "a lost. b")
-    assert joins(Pieces(["", " ", ""], ["a", "b"]), "a b")
+    assert not joins_to(Pieces(["", " lost. ", ""], ["a", "b"]), "a lost. b")
+    assert joins_to(Pieces(["", " ", ""], ["a", "b"]), "a b")
 
 
 def test_only_the_language_of_a_tag_reaches_sentencex(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +277,6 @@ def test_only_the_language_of_a_tag_reaches_sentencex(monkeypatch: pytest.Monkey
         return PANICS(language, text)
 
     monkeypatch.setattr(sentencex, "get_sentence_boundaries", asking)
-    list(spans_of_sentences("One. Two.", (0, 9), "ZH-Hant-TW"))
+    list(sentence_spans("One. Two.", (0, 9), "ZH-Hant-TW"))
 
     assert asked == ["zh"]

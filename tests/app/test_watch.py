@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partway.app.requests.watch import GONE, LOOKED_AT_ONCE, PROGRESS, Progress, Watch
+from partway.app.requests.watch import GONE, POLLED_AT_ONCE, PROGRESS, Progress, Watch
 from partway.batch.settle import settle
 from partway.store.close import close
 from partway.store.database import Database, Row, Unavailable
@@ -85,7 +85,7 @@ async def test_calls_that_wait_for_many_requests_share_their_statements(db: Data
 
     assert shown == [Progress("active", 0)] * 60
     assert counted.reads == 1
-    assert LOOKED_AT_ONCE >= 60
+    assert POLLED_AT_ONCE >= 60
 
 
 async def test_who_waits_for_nothing_is_not_looked_for(db: Database) -> None:
@@ -99,7 +99,7 @@ async def test_who_waits_for_nothing_is_not_looked_for(db: Database) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await leaver
     asked = counted.reads
-    looking = watch._looking
+    looking = watch._polling
     assert looking is not None
     await asyncio.wait_for(looking, 30)
 

@@ -250,7 +250,7 @@ async def test_no_breach_is_seen_while_real_programs_work(db: Database, programs
     node = await programs.app()
     workers = [
         await programs.worker(
-            concurrency=4, SLEEP_SECONDS=0.1, WORKER_LEASE_SECONDS=2, WORKER_ASIDE_SECONDS=1
+            concurrency=4, SLEEP_SECONDS=0.1, WORKER_LEASE_SECONDS=2, WORKER_BACKOFF_SECONDS=1
         )
         for _ in range(2)
     ]

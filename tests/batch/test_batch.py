@@ -63,7 +63,7 @@ async def test_once_settles_what_is_ready_and_exits(db: Database, programs: Prog
     ids = [(await completed(db))[1] for _ in range(3)]
     running, _ = await submitted(db, 1)
 
-    ended = await run(programs, "--once", BATCH_KEEP_SECONDS=1)
+    ended = await run(programs, "--once", BATCH_RETENTION_SECONDS=1)
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""
@@ -95,7 +95,7 @@ async def test_nothing_is_settled_while_it_is_kept(db: Database, programs: Progr
     late, _ = await completed(db)
     await pass_time(db, late, 120)
 
-    assert (await run(programs, "--once", BATCH_KEEP_SECONDS=60)).returncode == 0
+    assert (await run(programs, "--once", BATCH_RETENTION_SECONDS=60)).returncode == 0
 
     assert await request_row(db, early) is not None
     assert await request_row(db, late) is None
@@ -114,7 +114,7 @@ async def test_a_batch_that_is_killed_in_mid_run_loses_nothing(
 
     killed = 0
     while not await no_request_is_left(db):
-        batch = programs.start("batch", BATCH_KEEP_SECONDS=1)
+        batch = programs.start("batch", BATCH_RETENTION_SECONDS=1)
         before = len(await meter_rows(db))
         if killed < 2:
             await wait_until(begun, "some settlements")
@@ -143,8 +143,8 @@ async def test_two_batches_at_once_settle_each_request_once(
     ids = [(await completed(db))[1] for _ in range(60)]
 
     first, second = await asyncio.gather(
-        run(programs, "--once", BATCH_KEEP_SECONDS=1),
-        run(programs, "--once", BATCH_KEEP_SECONDS=1),
+        run(programs, "--once", BATCH_RETENTION_SECONDS=1),
+        run(programs, "--once", BATCH_RETENTION_SECONDS=1),
     )
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
@@ -259,8 +259,8 @@ async def test_usage_of_an_empty_ledger_is_empty(programs: Programs) -> None:
 WRONG = {
     "batch: unrecognized arguments: settle": ("settle",),
     "batch: unrecognized arguments: --twice": ("--twice",),
-    "batch: --keep-seconds: Input should be": ("--keep-seconds", "soon"),
-    "batch: argument --keep-seconds: expected one argument": ("--keep-seconds",),
+    "batch: --retention-seconds: Input should be": ("--retention-seconds", "soon"),
+    "batch: argument --retention-seconds: expected one argument": ("--retention-seconds",),
     "batch usage: argument --from: 'yesterday' is no time": ("usage", "--from", "yesterday"),
     "batch usage: argument --to: '0001-01-01T00:00+14:00' is no time": (
         *("usage", "--to", "0001-01-01T00:00+14:00"),

@@ -23,7 +23,7 @@ from partway.batch.settle import (
     settleable,
 )
 from partway.store.close import close
-from partway.store.database import Database, connect, listed
+from partway.store.database import Database, connect, expand_lists
 from partway.store.settings import read_address
 from partway.worker.lease import CLAIM, LEASE, WRITE_BACK, Lease, Ready
 from tests.actions import (
@@ -50,10 +50,10 @@ pytestmark = pytest.mark.snapshot_isolation
 KEEP = 60.0
 
 
-def a_batch(db: Database, keep_seconds: float = 0) -> Batch:
+def a_batch(db: Database, retention_seconds: float = 0) -> Batch:
     """A batch that keeps closed requests for no time unless told to."""
     # Not checked, since no program may keep an answer for no time at all.
-    settings = BatchSettings.model_construct(keep_seconds=keep_seconds, grace_seconds=0)
+    settings = BatchSettings.model_construct(retention_seconds=retention_seconds, grace_seconds=0)
     return Batch(db, settings, asyncio.Event())
 
 
@@ -66,7 +66,7 @@ def paused_before_the_record(
     It goes on when the second is set.
     """
     locked, go_on = asyncio.Event(), asyncio.Event()
-    real = settling.record_and_forget
+    real = settling.record_and_delete
 
     async def later(cursor: aiomysql.DictCursor, request_id: int) -> None:
         locked.set()
@@ -144,7 +144,7 @@ async def test_a_cancelled_request_pays_for_stragglers_and_not_for_what_was_pend
     token = b"begun-before----"
     begun = (
         (CLAIM, (request_id, 0, 1)),
-        (listed(LEASE, 1), (token.hex(), "slow", 10**7, request_id, 2)),
+        (expand_lists(LEASE, 1), (token.hex(), "slow", 10**7, request_id, 2)),
     )
     async with frozen(url, *begun) as cursor:
         assert await close(db, request_id, "cancelled")
@@ -200,7 +200,7 @@ async def test_a_cancelled_request_waits_for_live_leases_and_not_for_dead_ones(
     await claimed(db, request_id)
     assert await close(db, request_id, "cancelled")
 
-    assert await settle(db, request_id, KEEP) == "put off"
+    assert await settle(db, request_id, KEEP) == "deferred"
     assert await meter_rows(db) == []
     await expire(db, request_id)
     assert await settle(db, request_id, KEEP) == "settled"
@@ -217,7 +217,7 @@ async def test_a_cancelled_request_waits_for_leases_no_longer_than_deadline_and_
     assert await close(db, request_id, "cancelled")
 
     await pass_time(db, request_id, 30 + KEEP - 10)
-    assert await settle(db, request_id, KEEP) == "put off"
+    assert await settle(db, request_id, KEEP) == "deferred"
     await pass_time(db, request_id, 11)
     assert await settle(db, request_id, KEEP) == "settled"
 
@@ -268,9 +268,9 @@ async def test_a_write_back_between_the_count_and_the_delete_waits_and_finds_not
 
 async def test_a_write_back_that_came_before_the_count_is_counted(db: Database, url: str) -> None:
     request_id, _, lease = await a_dead_lease(db)
-    write = listed(WRITE_BACK, 1), (0, "in time", request_id, lease.token.hex(), 0)
+    write = expand_lists(WRITE_BACK, 1), (0, "in time", request_id, lease.token.hex(), 0)
     async with frozen(url, write) as cursor:
-        assert await settle(db, request_id, KEEP) == "put off"
+        assert await settle(db, request_id, KEEP) == "deferred"
         await cursor.execute("COMMIT")
 
     assert await settle(db, request_id, KEEP) == "settled"
@@ -286,7 +286,7 @@ async def test_a_frozen_client_on_one_segment_puts_off_that_request_and_nothing_
         assert await close(db, request_id, "completed")
     touch = "SELECT 1 FROM segments WHERE request_id = %s AND index_no = 1 FOR UPDATE", (ids[0],)
     async with frozen(url, touch):
-        assert await settle(db, ids[0], KEEP) == "put off"
+        assert await settle(db, ids[0], KEEP) == "deferred"
         assert await a_batch(db).step()
         assert await settleable(db, 0, 0) == [ids[0]]
         # The rows it did not wait for are free again.
@@ -438,7 +438,7 @@ FROM   requests
 """
 
 
-async def test_a_thousand_that_are_put_off_do_not_hide_those_behind_them(db: Database) -> None:
+async def test_a_thousand_that_are_deferred_do_not_hide_those_behind_them(db: Database) -> None:
     first, _ = await submitted(db, 1)
     await claimed(db, first, lease_seconds=3600)
     assert await close(db, first, "cancelled")
@@ -497,7 +497,7 @@ async def test_one_transaction_settles_one_request(
         request_id, _ = await submitted(db, 1)
         assert await close(db, request_id, "completed")
     seen = []
-    real = settling.record_and_forget
+    real = settling.record_and_delete
 
     async def counted(cursor: aiomysql.DictCursor, request_id: int) -> None:
         # Each transaction has a cursor of its own.

@@ -15,18 +15,18 @@ from partway.client import (
     Accepted,
     Answer,
     AsyncPartway,
-    Away,
     End,
     Event,
+    FieldError,
     NotPartway,
     Partway,
     Problem,
     Segment,
+    ServerUnavailable,
     Working,
-    Wrong,
 )
 from partway.client.answer import ANSWER
-from partway.client.call import Patience
+from partway.client.call import RetryPolicy
 from partway.client.problems import Document
 from partway.store.database import Database
 from tests.actions import Programs, arrived, claimed, segment_rows, wait_until, worked, written
@@ -160,7 +160,7 @@ async def test_a_refusal_that_will_not_pass_is_told_at_once_and_whole(
 
     said = raised.value
     assert (said.status, said.type, said.title) == (status, "urn:partway:problem:some", "No")
-    assert (said.detail, said.errors) == ("It is not to be.", (Wrong(**wrong),))
+    assert (said.detail, said.errors) == ("It is not to be.", (FieldError(**wrong),))
     assert str(said) == "/deadline_ms must be at most 55000"
 
 
@@ -211,7 +211,7 @@ async def test_a_server_that_stays_away_is_given_up(caller: Caller) -> None:
     async with scripted() as server:
         gone = server.url
 
-    with pytest.raises(Away, match=r"refused|failed"):
+    with pytest.raises(ServerUnavailable, match=r"refused|failed"):
         await caller.call(gone, "submit", "One.", retry_seconds=0.5)
 
 
@@ -220,13 +220,13 @@ def refused(status: int, retry_after_seconds: int | None) -> Problem:
 
 
 def test_a_call_rests_as_long_as_the_server_says() -> None:
-    assert Patience(30).rest_seconds(refused(429, 7)) == 7
+    assert RetryPolicy(30).wait_seconds(refused(429, 7)) == 7
 
 
 def test_rests_grow_and_are_bounded() -> None:
-    patience = Patience(1e9)
+    patience = RetryPolicy(1e9)
 
-    rests = [patience.rest_seconds(refused(503, None)) for _ in range(50)]
+    rests = [patience.wait_seconds(refused(503, None)) for _ in range(50)]
 
     assert 0.1 <= rests[0] <= 0.2
     assert 2.5 <= min(rests[10:]) <= max(rests) <= 5
@@ -234,9 +234,9 @@ def test_rests_grow_and_are_bounded() -> None:
 
 def test_a_rest_that_is_longer_than_the_patience_is_not_begun() -> None:
     with pytest.raises(Problem):
-        Patience(5).rest_seconds(refused(429, 7))
-    with pytest.raises(Away, match="refused"):
-        Patience(0).rest_seconds(httpx.ConnectError("refused"))
+        RetryPolicy(5).wait_seconds(refused(429, 7))
+    with pytest.raises(ServerUnavailable, match="refused"):
+        RetryPolicy(0).wait_seconds(httpx.ConnectError("refused"))
 
 
 def test_patience_begins_anew_when_the_server_has_said_something(
@@ -244,16 +244,16 @@ def test_patience_begins_anew_when_the_server_has_said_something(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    patience = Patience(5)
+    patience = RetryPolicy(5)
     for _ in range(3):
-        later = patience.rest_seconds(refused(503, None))
+        later = patience.wait_seconds(refused(503, None))
 
     now[0] += 5
     with pytest.raises(Problem):
-        patience.rest_seconds(refused(503, None))
+        patience.wait_seconds(refused(503, None))
     patience.renew()
 
-    assert patience.rest_seconds(refused(503, None)) <= 0.2 < later
+    assert patience.wait_seconds(refused(503, None)) <= 0.2 < later
 
 
 async def test_a_stream_gives_each_event_as_a_value(caller: Caller) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from local.server import Server
 from local.server import find as find_server
-from partway.app.requests.answer import find
+from partway.app.requests.answer import read_request
 from partway.app.requests.fanout import submit
 from partway.batch.settle import settle
 from partway.store.close import close
 from partway.store.database import ATTEMPT_SECONDS, Database
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.lease import Ready
 from tests.actions import (
     TENANT,
@@ -69,7 +69,7 @@ def url(reached_by_tcp: Server) -> Iterator[str]:
 @pytest.fixture
 async def db(proxy: Proxy, url: str) -> AsyncIterator[Database]:
     """The database through the proxy."""
-    async with opened(DatabaseSettings(database_url=proxy.url(url))) as db:
+    async with open_database(DatabaseSettings(database_url=proxy.url(url))) as db:
         yield db
 
 
@@ -88,7 +88,7 @@ async def test_a_submit_whose_commit_was_cut_stores_one_request(
     assert proxy.cuts_left == 0
     # Where the first commit was made, the second try finds the id there, and joins it.
     assert created == (fate == "before the commit")
-    request = await find(db, TENANT, new.public_id)
+    request = await read_request(db, TENANT, new.public_id)
     assert request is not None
     assert request.body_hash == new.body_hash
     assert await statuses(db, request.id) == ["pending", "pending"]
@@ -125,7 +125,7 @@ async def test_a_write_back_whose_commit_was_cut_keeps_the_result_and_loses_no_l
     found = await exchanged(db, ready, request_id, 2)
 
     assert proxy.cuts_left == 0
-    assert (found.lost, found.held, found.exhausted) == ([], [], 0)
+    assert (found.lost, found.deferred, found.exhausted) == ([], [], 0)
     assert [lease.index_no for lease in found.claimed] == [2, 3]
     rows = await segment_rows(db, request_id)
     assert [row["status"] for row in rows] == ["done"] * 2 + ["processing"] * 2 + ["pending"]

@@ -14,7 +14,7 @@ import pytest
 from local.server import Server, find
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings, read_address
-from partway.store.start import Refusal, check_version, opened, statements
+from partway.store.start import StartupError, check_version, open_database, statements
 from partway.worker.lease import Ready
 from tests.actions import (
     ROOT,
@@ -164,7 +164,7 @@ def test_a_binary_log_of_statements_is_refused(logs_statements: Server) -> None:
 async def test_a_binary_log_of_rows_is_not_refused(logs_statements: Server) -> None:
     logs_statements.execute("CREATE DATABASE partway")
     logs_statements.execute("SET GLOBAL binlog_format = ROW")
-    async with opened(DatabaseSettings(database_url=logs_statements.url("partway"))) as db:
+    async with open_database(DatabaseSettings(database_url=logs_statements.url("partway"))) as db:
         await submitted(db)
 
 
@@ -179,7 +179,7 @@ async def test_a_binary_log_of_rows_is_not_refused(logs_statements: Server) -> N
     ],
 )
 def test_a_server_that_is_too_old_is_refused_by_its_name(version: str, wanted: str) -> None:
-    with pytest.raises(Refusal, match=wanted) as refusal:
+    with pytest.raises(StartupError, match=wanted) as refusal:
         check_version(version)
     assert version in str(refusal.value)
 
@@ -206,7 +206,11 @@ WRONG_SETTINGS = [
         {"WORKER_CONCURRENCY": "0"},
         "worker: PARTWAY_WORKER_CONCURRENCY: Input should be greater than or equal to 1",
     ),
-    (("batch",), {"BATCH_KEEP_SECONDS": "0"}, "batch: PARTWAY_BATCH_KEEP_SECONDS: Input should"),
+    (
+        ("batch",),
+        {"BATCH_RETENTION_SECONDS": "0"},
+        "batch: PARTWAY_BATCH_RETENTION_SECONDS: Input should",
+    ),
     (("batch", "--grace-seconds", ""), {}, "batch: --grace-seconds: Input should be a valid"),
     (
         ("worker", "--handler", "sleep"),
@@ -286,7 +290,13 @@ def test_help_names_every_setting_and_needs_none() -> None:
     words = {
         ("app", "--help"): ("--port", "PARTWAY_APP_PORT", "PARTWAY_DATABASE_URL"),
         ("worker", "--help"): ("--handler", "PARTWAY_WORKER_HANDLER", "PARTWAY_DATABASE_URL"),
-        ("batch", "--help"): ("--once", "PARTWAY_BATCH_KEEP_SECONDS", "usage", "audit", "status"),
+        ("batch", "--help"): (
+            "--once",
+            "PARTWAY_BATCH_RETENTION_SECONDS",
+            "usage",
+            "audit",
+            "status",
+        ),
         ("batch", "usage", "--help"): ("--from", "--to", "--json"),
     }
     for (status, out, said), wanted in zip(endings(None, list(words)), words.values(), strict=True):
@@ -301,7 +311,7 @@ async def test_applying_the_schema_again_harms_nothing(db: Database, url: str) -
     await db.write("DELETE FROM schema_version")
 
     for _ in range(2):
-        async with opened(DatabaseSettings(database_url=url)):
+        async with open_database(DatabaseSettings(database_url=url)):
             pass
 
     assert (await request_row(db, request_id), await segment_rows(db, request_id)) == before
@@ -340,12 +350,12 @@ async def small_account(server: AnyServer, url: str) -> AsyncIterator[str]:
 async def test_an_account_without_the_right_to_make_tables_will_do_where_they_exist(
     small_account: str, url: str
 ) -> None:
-    with pytest.raises(Refusal, match=r"1142 .*command denied"):
-        async with opened(DatabaseSettings(database_url=small_account)):
+    with pytest.raises(StartupError, match=r"1142 .*command denied"):
+        async with open_database(DatabaseSettings(database_url=small_account)):
             pass
-    async with opened(DatabaseSettings(database_url=url)):
+    async with open_database(DatabaseSettings(database_url=url)):
         pass
-    async with opened(DatabaseSettings(database_url=small_account)) as db:
+    async with open_database(DatabaseSettings(database_url=small_account)) as db:
         request_id, _ = await submitted(db)
         assert len(await claimed(db, request_id)) == 1
 
@@ -362,7 +372,7 @@ def engine_of_the_server(server: AnyServer, name: str) -> Iterator[None]:
 
 async def test_what_the_server_has_by_default_does_not_matter(server: AnyServer, url: str) -> None:
     with engine_of_the_server(server, "MyISAM"):
-        async with opened(DatabaseSettings(database_url=url)) as db:
+        async with open_database(DatabaseSettings(database_url=url)) as db:
             tables = await db.read(
                 "SELECT table_name AS name, engine AS engine, table_collation AS collation"
                 " FROM information_schema.tables WHERE table_schema = DATABASE()"

@@ -20,7 +20,7 @@ from partway.store.close import close
 from partway.store.database import Database, Unavailable, error_number, pooled, retried
 from partway.store.loop import repeat, until_idle
 from partway.store.settings import DatabaseSettings, read_address
-from partway.store.start import Refusal, opened
+from partway.store.start import StartupError, open_database
 from tests.actions import (
     TENANT,
     WAIT_SECONDS,
@@ -476,8 +476,8 @@ async def test_a_server_that_takes_calls_and_never_answers_holds_nobody_for_long
 
             with pytest.raises(Unavailable):
                 await db.retry(once)
-            with pytest.raises(Refusal, match="no answer within"):
-                async with opened(DatabaseSettings(database_url=proxy.url(place))):
+            with pytest.raises(StartupError, match="no answer within"):
+                async with open_database(DatabaseSettings(database_url=proxy.url(place))):
                     pass
         monkeypatch.undo()
         proxy.flow()
@@ -570,7 +570,7 @@ async def test_who_waits_for_the_only_connection_gets_its_turn_when_it_comes_bac
 
 
 async def test_a_pool_of_one_is_enough_for_everything(own: Server, place: str) -> None:
-    async with opened(DatabaseSettings(database_url=place, pool_size=1)) as db:
+    async with open_database(DatabaseSettings(database_url=place, pool_size=1)) as db:
         assert await submit(db, TENANT, submission(["a", "b"], "mine"), 0)
         request_id, public_id = await submitted(db, 3)
         await written(db, *await claimed(db, request_id, 2))
@@ -609,7 +609,7 @@ async def test_a_poll_sees_what_was_committed_since_the_last(own: Server, place:
 
 
 async def test_only_the_first_close_counts(place: str) -> None:
-    async with opened(DatabaseSettings(database_url=place)) as db:
+    async with open_database(DatabaseSettings(database_url=place)) as db:
         request_id, _ = await submitted(db, 2)
         (lease,) = await claimed(db, request_id)
         said = await asyncio.gather(
@@ -626,7 +626,7 @@ async def test_only_the_first_close_counts(place: str) -> None:
 
 
 async def test_an_outcome_longer_than_a_thousand_letters_is_whole(place: str) -> None:
-    async with opened(DatabaseSettings(database_url=place)) as db:
+    async with open_database(DatabaseSettings(database_url=place)) as db:
         request_id, _ = await submitted(db, 1500)
         assert await close(db, request_id, "completed")
         (row,) = await db.read("SELECT outcome FROM requests WHERE id = %s", (request_id,))

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from local.server import Server
 from local.server import find as find_server
-from partway.app.requests.answer import find
+from partway.app.requests.answer import read_request
 from partway.app.requests.fanout import submit
+from partway.batch.reaper import abandon, overdue
 from partway.batch.settle import settle, settleable
-from partway.batch.sweep import abandon, overdue
 from partway.store.close import close
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.lease import renew
 from partway.worker.settings import WorkerSettings
 from tests.actions import (
@@ -54,7 +54,7 @@ def global_setting(server: AnyServer, name: str, value: str) -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def a_program(url: str) -> AsyncIterator[Database]:
     """The database as a program sees it that starts now."""
-    async with opened(DatabaseSettings(database_url=url, pool_size=3)) as db:
+    async with open_database(DatabaseSettings(database_url=url, pool_size=3)) as db:
         yield db
 
 
@@ -118,7 +118,7 @@ async def test_putting_the_clock_forward_or_back_moves_no_lease_and_no_deadline(
     at = SWITCHES[switch]
     in_copenhagen.execute(f"CREATE DATABASE {switch}")
     url = in_copenhagen.url(switch)
-    async with opened(DatabaseSettings(database_url=url, pool_size=1)) as db:
+    async with open_database(DatabaseSettings(database_url=url, pool_size=1)) as db:
         clock = SetClock(db)
         await clock(at - timedelta(seconds=5))
         request_id, _ = await submitted(db, 2, deadline_ms=20_000)
@@ -150,7 +150,7 @@ async def test_a_request_is_claimable_at_once_and_due_to_the_microsecond(
     server: AnyServer, url: str
 ) -> None:
     """Whole seconds round up on one server and down on the other."""
-    async with opened(DatabaseSettings(database_url=url, pool_size=1)) as db:
+    async with open_database(DatabaseSettings(database_url=url, pool_size=1)) as db:
         clock = SetClock(db)
         at = datetime(2026, 11, 5, 12, 0, 0, 700_001, tzinfo=UTC)
         await clock(at)
@@ -173,11 +173,11 @@ async def test_a_request_is_claimable_at_once_and_due_to_the_microsecond(
 
 
 async def test_the_time_a_call_has_waited_counts_for_its_deadline(url: str) -> None:
-    async with opened(DatabaseSettings(database_url=url, pool_size=1)) as db:
+    async with open_database(DatabaseSettings(database_url=url, pool_size=1)) as db:
         at = datetime(2026, 11, 5, 12, 0, 0, 1, tzinfo=UTC)
         await SetClock(db)(at)
         assert await submit(db, TENANT, submission(["a"], "mine", deadline_ms=10_000), 1.5)
-        request = await find(db, TENANT, "mine")
+        request = await read_request(db, TENANT, "mine")
         assert request is not None
         assert request.created_at.replace(tzinfo=UTC) == at - timedelta(seconds=1.5)
         assert request.deadline - request.created_at == timedelta(seconds=10)
@@ -216,7 +216,7 @@ async def test_the_shortest_lease_outlives_the_longest_wait_for_its_row(
 ) -> None:
     """NOW(6) is when the statement began, so a lease that waited for its row is shorter."""
     with pytest.raises(ValidationError, match="greater than or equal to 2"):
-        WorkerSettings(handler="sleep", lease_seconds=1.9, aside_seconds=0.5)
+        WorkerSettings(handler="sleep", lease_seconds=1.9, backoff_seconds=0.5)
     (waits,) = await db.read("SELECT @@SESSION.innodb_lock_wait_timeout AS seconds")
     assert waits["seconds"] == 1
 

@@ -3,10 +3,10 @@
 import aiomysql
 import pytest
 
-from partway.app.requests.answer import LOOK, NO_INDEX
+from partway.app.requests.answer import NEWLY_FINISHED, NO_INDEX
 from partway.batch.settle import settle
 from partway.store.close import close
-from partway.store.database import Database, listed
+from partway.store.database import Database, expand_lists
 from partway.worker.lease import claim
 from tests.actions import claimed, meter_rows, submitted
 
@@ -42,7 +42,7 @@ async def cost_of_a_poll(db: Database, request_id: int) -> int:
     async with db.transaction() as cursor:
         asking = await overhead(cursor)
         before = await rows_read(cursor)
-        await cursor.execute(listed(LOOK, 1), (NO_INDEX, request_id))
+        await cursor.execute(expand_lists(NEWLY_FINISHED, 1), (NO_INDEX, request_id))
         await cursor.fetchall()
         return await rows_read(cursor) - before - asking
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from bench.filling import Kind, filling
-from partway.app.requests.admission import find_standing
+from partway.app.requests.admission import read_active_totals
 from partway.app.requests.answer import read_answer
 from partway.app.requests.watch import PROGRESS
 from partway.batch import gauges
+from partway.batch.reaper import overdue
 from partway.batch.settle import settle
-from partway.batch.sweep import overdue
 from partway.store.close import close
-from partway.store.database import Database, listed
-from partway.store.loop import FIRST_REST_SECONDS
+from partway.store.database import Database, expand_lists
+from partway.store.loop import FIRST_WAIT_SECONDS
 from partway.store.settings import DatabaseSettings, read_address
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.choice import Choice
 from partway.worker.fleet import PRESENT_SECONDS, Fleet
 from partway.worker.lease import Ready
@@ -44,7 +44,7 @@ WHERE Variable_name LIKE 'Handler_read%%'
 @pytest.fixture
 async def one(url: str) -> AsyncIterator[Database]:
     """A fresh database behind a single connection, which counts all that is done with it."""
-    async with opened(DatabaseSettings(database_url=url, pool_size=1)) as db:
+    async with open_database(DatabaseSettings(database_url=url, pool_size=1)) as db:
         yield db
 
 
@@ -76,9 +76,9 @@ async def costs(one: Database) -> dict[str, tuple[int, int]]:
     ready = [Ready(lease, "done")]
     found["write-back and claim"] = await counted(one, exchanged(one, ready, second, 1))
     found["list of the worker"] = await counted(one, Choice(3).next(one))
-    look = one.read(listed(PROGRESS, LIVE_REQUESTS), numbers)
+    look = one.read(expand_lists(PROGRESS, LIVE_REQUESTS), numbers)
     found[LOOK] = await counted(one, look)
-    found["look for room"] = await counted(one, find_standing(one, TENANT, 1000))
+    found["look for room"] = await counted(one, read_active_totals(one, TENANT, 1000))
     found["look of the batch for the overdue"] = await counted(one, overdue(one, 5))
     await worked(one, first, SEGMENTS - 1)
     found["close"] = await counted(one, close(one, first, "completed"))
@@ -154,9 +154,9 @@ async def test_what_the_gauges_cost_is_the_same_beside_twenty_times_the_dead_row
         await add_dead(one, dead + live - await rows_there(one))
         for number in range(dead // 100):
             await Fleet(one, WorkerSettings(handler="sleep", name=f"{dead}-{number}")).step()
-        found.add(await counted(one, gauges.look(one, 60)))
+        found.add(await counted(one, gauges.read_gauges(one, 60)))
         await one.read("ANALYZE TABLE requests, segments, workers")
-        found.add(await counted(one, gauges.look(one, 60)))
+        found.add(await counted(one, gauges.read_gauges(one, 60)))
 
     assert await rows_there(one) == 20_000 + live
     ((rows, statements),) = found
@@ -199,7 +199,7 @@ async def test_an_idle_worker_sends_no_more_statements_than_its_settings_allow(
     assert worker.process.poll() is None
     # A rest lasts half of the longest at least; the first ones are short, and there is a sign of
     # life of two statements, and one more of the first.
-    looks = elapsed / (IDLE_SECONDS / 2) + math.log2(IDLE_SECONDS / FIRST_REST_SECONDS) + 2
+    looks = elapsed / (IDLE_SECONDS / 2) + math.log2(IDLE_SECONDS / FIRST_WAIT_SECONDS) + 2
     signs = 2 * (elapsed / (PRESENT_SECONDS / 2) + 1) + 1
     assert found <= looks + signs
 

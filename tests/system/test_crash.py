@@ -12,7 +12,7 @@ import pytest
 from local.server import Server, find
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from tests.actions import (
     Programs,
     find_request,
@@ -119,10 +119,10 @@ async def test_a_database_that_is_killed_and_started_again_costs_time_and_nothin
 ) -> None:
     node = await own_programs.app()
     workers = [await own_programs.worker(LATER, concurrency=3) for _ in range(2)]
-    batch = await own_programs.batch(BATCH_KEEP_SECONDS=2)
+    batch = await own_programs.batch(BATCH_RETENTION_SECONDS=2)
     bodies = {f"id-{i}": document(12, 0.3 + i / 10) for i in range(3)}
     calls = [asyncio.create_task(node.put(f"/v1/requests/{i}", json=b)) for i, b in bodies.items()]
-    async with opened(DatabaseSettings(database_url=own_server.url("partway"))) as db:
+    async with open_database(DatabaseSettings(database_url=own_server.url("partway"))) as db:
         await until_some_are(db, "id-0", "done")
 
     own_server.kill()
@@ -132,7 +132,7 @@ async def test_a_database_that_is_killed_and_started_again_costs_time_and_nothin
 
     answers = [(await call).json() for call in calls]
     assert [(a["status"], a["counts"]["done"]) for a in answers] == [("completed", 12)] * 3
-    async with opened(DatabaseSettings(database_url=own_server.url("partway"))) as db:
+    async with open_database(DatabaseSettings(database_url=own_server.url("partway"))) as db:
         for answer in answers:
             record = await until_settled(db, answer["id"])
             for figure in ("segments", "input_characters", "output_characters"):
@@ -151,7 +151,7 @@ async def test_a_caller_at_whose_deadline_the_database_is_away_is_told_so_and_co
     node = await own_programs.app()
     body = {**document(2, 0), "deadline_ms": 1500}
     call = asyncio.create_task(node.put("/v1/requests/again", json=body))
-    async with opened(DatabaseSettings(database_url=own_server.url("partway"))) as db:
+    async with open_database(DatabaseSettings(database_url=own_server.url("partway"))) as db:
         await until_some_are(db, "again", "pending")
 
     own_server.kill()
@@ -173,10 +173,10 @@ async def test_a_caller_can_come_back_after_a_database_that_was_away_beyond_the_
 ) -> None:
     grace_seconds = 3
     node = await own_programs.app()
-    batch = await own_programs.batch(BATCH_GRACE_SECONDS=grace_seconds, BATCH_KEEP_SECONDS=60)
+    batch = await own_programs.batch(BATCH_GRACE_SECONDS=grace_seconds, BATCH_RETENTION_SECONDS=60)
     body = {**document(2, 0), "deadline_ms": 1500}
     call = asyncio.create_task(node.put("/v1/requests/again", json=body))
-    async with opened(DatabaseSettings(database_url=own_server.url("partway"))) as db:
+    async with open_database(DatabaseSettings(database_url=own_server.url("partway"))) as db:
         await until_some_are(db, "again", "pending")
 
     own_server.kill()
@@ -201,11 +201,11 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers_and
     url = DatabaseSettings(database_url=own_server.url("partway"))
     node = await own_programs.app()
     worker = await own_programs.worker(
-        LATER, concurrency=2, WORKER_LEASE_SECONDS=3, WORKER_ASIDE_SECONDS=0.5
+        LATER, concurrency=2, WORKER_LEASE_SECONDS=3, WORKER_BACKOFF_SECONDS=0.5
     )
     body = {"segments": ["for ever", "short"], "deadline_ms": 50_000}
     call = asyncio.create_task(node.put("/v1/requests/mine", json=body))
-    async with opened(url) as db:
+    async with open_database(url) as db:
         request_id = await until_some_are(db, "mine", "done")
         # For the next attempt, which may begin as soon as the server is there again.
         await db.write("UPDATE segments SET source = 'short too' WHERE index_no = 0")
@@ -214,7 +214,7 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers_and
     await worker.says("lease not renewed in time, handler stopped")
     own_server.start()
 
-    async with opened(url) as db:
+    async with open_database(url) as db:
         answer = (await call).json()
         assert answer["status"] == "completed"
         assert [row["attempts"] for row in await segment_rows(db, request_id)] == [2, 1]
@@ -227,7 +227,7 @@ async def test_a_worker_that_is_told_to_stop_while_its_database_is_away_ends_in_
     worker = await own_programs.worker(LATER, concurrency=1, WORKER_GRACE_SECONDS=0)
     body = {"segments": ["for ever"], "deadline_ms": 50_000}
     call = asyncio.create_task(node.put("/v1/requests/mine", json=body))
-    async with opened(DatabaseSettings(database_url=own_server.url("partway"))) as db:
+    async with open_database(DatabaseSettings(database_url=own_server.url("partway"))) as db:
         await until_some_are(db, "mine", "processing")
 
     own_server.kill()

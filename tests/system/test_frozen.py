@@ -46,7 +46,7 @@ async def until_all_run(db: Database, request_id: int) -> None:
 async def frozen_past_its_lease(programs: Programs) -> Program:
     """A worker with short leases, soon to be stopped."""
     return await programs.worker(
-        LATER, concurrency=2, WORKER_LEASE_SECONDS=2, WORKER_ASIDE_SECONDS=0.5
+        LATER, concurrency=2, WORKER_LEASE_SECONDS=2, WORKER_BACKOFF_SECONDS=0.5
     )
 
 
@@ -108,7 +108,7 @@ async def test_a_node_that_slept_past_the_grace_says_that_nothing_is_billed(
     node = await programs.app()
     call = await stopped_with_a_call(db, node, 1000)
     request = await arrived(db, "mine")
-    await programs.batch(BATCH_GRACE_SECONDS=0.1, BATCH_KEEP_SECONDS=3600)
+    await programs.batch(BATCH_GRACE_SECONDS=0.1, BATCH_RETENTION_SECONDS=3600)
 
     async def is_abandoned() -> bool:
         row = await request_row(db, request.id)

@@ -16,7 +16,7 @@ from partway.app.api.body import Submission
 from partway.app.requests.ledger import Settled, find_metered
 from partway.store.database import Database
 from proof.interleavings import Tally, staged, tallied
-from proof.transaction_pairs import THREE, TWO, Meeting
+from proof.transaction_pairs import THREE, TWO, TransactionPair
 
 pytestmark = pytest.mark.snapshot_isolation
 
@@ -30,18 +30,18 @@ WITH_SNAPSHOT_ISOLATION = 24
 THREE_SESSIONS = 12
 
 
-def named(meeting: Meeting) -> str:
+def named(meeting: TransactionPair) -> str:
     return meeting.name
 
 
-async def tally_of(db: Database, url: str, meeting: Meeting, limit: int) -> Tally:
+async def tally_of(db: Database, url: str, meeting: TransactionPair, limit: int) -> Tally:
     async with staged(db, url, meeting) as stage:
         return await tallied(stage, limit, random.Random(SEED), until_broken=True)
 
 
 @pytest.mark.parametrize("meeting", TWO, ids=named)
 async def test_two_sessions_keep_the_laws_in_every_order(
-    db: Database, url: str, request: pytest.FixtureRequest, meeting: Meeting
+    db: Database, url: str, request: pytest.FixtureRequest, meeting: TransactionPair
 ) -> None:
     has_snapshots = "snapshot" in request.node.name
     limit = OF_THOUSANDS if meeting.has_many else TWO_SESSIONS
@@ -57,7 +57,7 @@ async def test_two_sessions_keep_the_laws_in_every_order(
 
 @pytest.mark.parametrize("meeting", THREE, ids=named)
 async def test_three_sessions_keep_the_laws_in_orders_by_chance(
-    db: Database, url: str, meeting: Meeting
+    db: Database, url: str, meeting: TransactionPair
 ) -> None:
     async with staged(db, url, meeting) as stage:
         tally = Tally(meeting)
@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant(
         "claim without asking for the deadline",
         5,
-        "claim x sweeper",
+        "claim x reaper",
         partway.worker.lease,
         "CLAIM",
         " AND r.deadline > NOW(6)",

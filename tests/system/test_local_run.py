@@ -105,7 +105,7 @@ def free_port() -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    told = {"PARTWAY_BATCH_KEEP_SECONDS": "1"}
+    told = {"PARTWAY_BATCH_RETENTION_SECONDS": "1"}
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PARTWAY_")}
     cache = {name: os.environ[name] for name in ("PARTWAY_CACHE",) if name in os.environ}
     return ours | cache | told | more
@@ -293,7 +293,7 @@ def test_a_taken_port_is_named_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_a_program_that_ends_by_itself_is_named_and_everything_ends(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", free_port(), PARTWAY_BATCH_KEEP_SECONDS="soon")
+    run = make_run(tmp_path / "run", free_port(), PARTWAY_BATCH_RETENTION_SECONDS="soon")
     try:
         run.make.wait(BOUND_SECONDS)
 

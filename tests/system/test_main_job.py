@@ -65,7 +65,7 @@ def gaps(text: str, count: int) -> list[str]:
     """What the door left out of the segments of this document."""
     pieces = split(text, "en", 100, 5000)
     assert len(pieces.sources) == count
-    return pieces.gaps
+    return pieces.separators
 
 
 async def test_at_a_deadline_too_short_the_finished_part_is_answered_and_billed(

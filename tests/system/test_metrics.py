@@ -17,14 +17,14 @@ import partway.batch.metrics
 import partway.worker.metrics
 from partway.app.metrics import OUTCOMES, OpenCall
 from partway.app.metrics import REGISTRY as NODE
-from partway.app.problems import KINDS, PLAIN
+from partway.app.problems import KINDS, NO_TYPE
 from partway.batch import gauges
 from partway.batch.__main__ import Batch
 from partway.batch.settings import BatchSettings
 from partway.batch.settle import settle
 from partway.store.close import close
-from partway.store.database import AWAY, CONFLICTS, Database
-from partway.store.exposition import MetricsSettings, exposed
+from partway.store.database import CONFLICTS, UNAVAILABLE, Database
+from partway.store.exposition import MetricsSettings, serve_metrics
 from partway.store.metrics import REGISTRY
 from partway.store.settings import read_address
 from partway.worker import choice, fleet
@@ -179,12 +179,12 @@ async def test_the_programs_export_what_the_page_says_and_begin_at_zero(
     for page in said.values():
         helps = re.findall(r"^# HELP \S+ (.*)$", page.text, re.MULTILINE)
         assert [text for text in helps if not text.endswith(".")] == []
-        errors = {str(number) for number in CONFLICTS | AWAY} | {"none"}
+        errors = {str(number) for number in CONFLICTS | UNAVAILABLE} | {"none"}
         assert page.values("db_errors_total").keys() == errors
         assert page.values("db_pool_connections").keys() == {"busy", "idle"}
         assert sum(page.values("db_pool_connections").values()) >= 1
     assert said["app"].values("requests_total") == dict.fromkeys(OUTCOMES, 0)
-    assert said["app"].values("problems_total") == dict.fromkeys([*KINDS, PLAIN], 0)
+    assert said["app"].values("problems_total") == dict.fromkeys([*KINDS, NO_TYPE], 0)
     assert said["worker"].values("claims_total") == {"claimed": 0, "empty": 0, "error": 0}
     operations = ("write_back", "renew", "fail", "give_back")
     assert said["worker"].values("fence_rejections_total") == dict.fromkeys(operations, 0)
@@ -192,7 +192,7 @@ async def test_the_programs_export_what_the_page_says_and_begin_at_zero(
     for outcome in worker_outcomes():
         attempts = said["worker"].value("segments_total", outcome=outcome, handler="sleep")
         assert attempts == 0, outcome
-    results = ("settled", "put_off", "gone", "refused")
+    results = ("settled", "deferred", "gone", "refused")
     assert said["batch"].values("settlements_total") == dict.fromkeys(results, 0)
     assert said["batch"].values("metered_characters_total") == {"input": 0, "output": 0}
     # Of tables that are empty, but for the worker.
@@ -307,7 +307,7 @@ async def test_a_call_is_counted_by_how_it_ended(db: Database, programs: Program
     }
     assert said.value("request_duration_seconds_count") == 5
     problems = {kind: value for kind, value in said.values("problems_total").items() if value}
-    assert problems == {"unsupported-media-type": 1, PLAIN: 1}
+    assert problems == {"unsupported-media-type": 1, NO_TYPE: 1}
 
 
 def test_a_call_that_breaks_after_its_answer_began_is_counted_once() -> None:
@@ -520,15 +520,15 @@ async def test_what_the_batch_puts_off_or_abandons_is_counted(db: Database, url:
     assert await close(db, held, "completed")
     dead, _ = await submitted(db, 1)
     await pass_time(db, dead, 60)
-    settings = BatchSettings.model_construct(keep_seconds=0, grace_seconds=0)
+    settings = BatchSettings.model_construct(retention_seconds=0, grace_seconds=0)
     looking = Batch(db, settings, asyncio.Event())
     abandoned = batch_value("abandoned_total")
-    put_off = batch_value("settlements_total", result="put_off")
+    deferred = batch_value("settlements_total", result="deferred")
 
     async with frozen(url, ("SELECT 1 FROM segments WHERE request_id = %s FOR UPDATE", (held,))):
         await looking.step()
         blocked = batch_value("settlement_blocked_requests")
-        assert batch_value("settlements_total", result="put_off") == put_off + 1
+        assert batch_value("settlements_total", result="deferred") == deferred + 1
     await looking.step()
 
     assert batch_value("abandoned_total") == abandoned + 1
@@ -564,7 +564,7 @@ async def test_the_gauges_show_what_is_in_the_tables(db: Database) -> None:
             (name, age),
         )
 
-    await gauges.look(db, keep_seconds=60)
+    await gauges.read_gauges(db, retention_seconds=60)
 
     assert batch_value("requests_active") == 2
     states = ("pending", "processing", "lease_expired")
@@ -576,7 +576,7 @@ async def test_the_gauges_show_what_is_in_the_tables(db: Database) -> None:
 
     for table in ("segments", "requests", "workers"):
         await db.write(f"DELETE FROM {table}")
-    await gauges.look(db, keep_seconds=60)
+    await gauges.read_gauges(db, retention_seconds=60)
 
     zero = ("requests_active", "oldest_pending_age_seconds", "settlement_backlog_requests",
             "settlement_lag_seconds", "workers", "fleet_slots")  # fmt: skip
@@ -613,7 +613,7 @@ def asked(port: int, path: str) -> int:
 async def test_a_program_whose_loop_is_stuck_is_not_live() -> None:
     port = free_port()
     with ThreadPoolExecutor(1) as elsewhere:
-        async with exposed(MetricsSettings(port=port), partway.worker.metrics.REGISTRY):
+        async with serve_metrics(MetricsSettings(port=port), partway.worker.metrics.REGISTRY):
             live = await asyncio.to_thread(asked, port, "/livez")
             # Waited for here, so that nothing else runs in this loop.
             stuck = elsewhere.submit(asked, port, "/livez").result()

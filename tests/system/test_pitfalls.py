@@ -76,7 +76,7 @@ def test_a_killed_workers_segment_is_back_within_fifteen_seconds_by_default() ->
     """By the settings: a lease, the time a request is set aside, and one look for work."""
     settings = WorkerSettings(handler="sleep")
 
-    longest = settings.lease_seconds + settings.aside_seconds + settings.idle_seconds
+    longest = settings.lease_seconds + settings.backoff_seconds + settings.idle_seconds
 
     assert longest <= 15
 

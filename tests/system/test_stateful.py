@@ -26,18 +26,18 @@ import partway.batch.settle
 import partway.store.close
 import partway.worker.lease
 from partway.app.api.routes import Door
-from partway.app.requests.answer import Answer, find, read_answer
-from partway.app.requests.fanin import gather
+from partway.app.requests.answer import Answer, read_answer, read_request
+from partway.app.requests.fanin import wait_until_final
 from partway.app.requests.fanout import submit
 from partway.app.requests.ledger import Metered, Settled
 from partway.app.requests.watch import Watch
 from partway.app.settings import AppSettings
+from partway.batch.reaper import abandon, overdue
 from partway.batch.settle import settle, settleable
-from partway.batch.sweep import abandon, overdue
 from partway.store.close import close
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings
-from partway.store.start import opened
+from partway.store.start import open_database
 from partway.worker.lease import Lease, Ready, exchange, fail, give_back, renew
 from tests.actions import TENANT, pass_time, submission
 
@@ -56,7 +56,7 @@ DEADLINE_MS = 3_000_000
 PAST_DEADLINE_SECONDS = 3100
 
 # No answer is kept; a cancelled request waits for its leases until its deadline.
-KEEP_SECONDS = 0
+RETENTION_SECONDS = 0
 
 MAX_ATTEMPTS = 2
 
@@ -73,7 +73,7 @@ CLOSES = ("waited", "waited", "caller left", "cancelled", "late")
 OF_LEASES = ("write_back", "exchange_all", "renew", "give_back", "fail")
 ACTS = (
     *("submit_another", "come_back", "close", "claim", "claim", "claim_and_crash", "pause"),
-    *("pass_the_deadline", "sweep", "settle", "write_back", *OF_LEASES),
+    *("pass_the_deadline", "reap", "settle", "write_back", *OF_LEASES),
 )
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -169,7 +169,7 @@ class Actors(RuleBasedStateMachine):
     def submit(self, sources: list[str]) -> None:
         new = submission(sources, f"id-{len(self.asked)}", DEADLINE_MS)
         assert self.run(submit(self.db, TENANT, new, 0))
-        request = self.run(find(self.db, TENANT, new.public_id))
+        request = self.run(read_request(self.db, TENANT, new.public_id))
         self.asked.append(Asked(new.public_id, request.id, [Segment(text) for text in sources]))
 
     def come_back(self, draw: Draw) -> None:
@@ -208,10 +208,12 @@ class Actors(RuleBasedStateMachine):
         return Answer.model_validate_json(bytes(response.body))
 
     async def waited(self, one: Asked, left: bool) -> Answer | None:
-        request = await find(self.db, TENANT, one.public_id)
+        request = await read_request(self.db, TENANT, one.public_id)
         if request is not None:
             ends_at = time.monotonic() + 60 if left else 0.0
-            await gather(self.db, Watch(self.db, 0.01), request, lambda: ends_at, lambda: left)
+            await wait_until_final(
+                self.db, Watch(self.db, 0.01), request, lambda: ends_at, lambda: left
+            )
         return await read_answer(self.db, TENANT, one.public_id)
 
     # Workers.
@@ -284,7 +286,7 @@ class Actors(RuleBasedStateMachine):
             one.is_past = True
             one.last = None  # it says when it was closed, which has moved as well
 
-    def sweep(self, _: Draw) -> None:
+    def reap(self, _: Draw) -> None:
         late = {one.number for one in self.asked if one.status == "active" and one.is_past}
         assert set(self.run(overdue(self.db, 0))) == late, "law 6: overdue requests"
         for one in self.asked:
@@ -294,13 +296,13 @@ class Actors(RuleBasedStateMachine):
 
     def settle(self, _: Draw) -> None:
         final = [one for one in self.asked if one.status in FINAL]
-        ready = self.run(settleable(self.db, KEEP_SECONDS, 0))
+        ready = self.run(settleable(self.db, RETENTION_SECONDS, 0))
         assert ready == [one.number for one in final], "law 4: what is ready to be settled"
         for one in final:
             runs = any(s.status == "processing" and not s.is_due for s in one.segments)
             waits = one.status == "cancelled" and not one.is_past and runs
-            said = self.run(settle(self.db, one.number, KEEP_SECONDS))
-            assert said == ("put off" if waits else "settled")
+            said = self.run(settle(self.db, one.number, RETENTION_SECONDS))
+            assert said == ("deferred" if waits else "settled")
             if not waits:
                 one.bill = one.paid()
                 if one.last is not None and one.last.usage.final:
@@ -390,7 +392,7 @@ class Actors(RuleBasedStateMachine):
             )
         )
         assert set(brought.lost) == lost, "law 1: a write with a stale token"
-        assert brought.held == []
+        assert brought.deferred == []
         due = [
             (index, segment)
             for index, segment in enumerate(one.segments)
@@ -439,7 +441,7 @@ class Actors(RuleBasedStateMachine):
 def actors_on(url: str) -> Iterator[type[Actors]]:
     """The actors on this database, with an event loop that all of them share."""
     with asyncio.Runner() as runner, ExitStack() as stack:
-        opening = opened(DatabaseSettings(database_url=url, pool_size=4))
+        opening = open_database(DatabaseSettings(database_url=url, pool_size=4))
         db = runner.run(opening.__aenter__())
         stack.callback(lambda: runner.run(opening.__aexit__(None, None, None)))
 

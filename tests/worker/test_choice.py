@@ -22,7 +22,7 @@ async def claims(db: Database, choice: Choice, count: int) -> list[tuple[int, in
             return got
         leases = await claimed(db, active.id)
         if not leases:
-            choice.set_aside(active.id)
+            choice.back_off(active.id)
         got += [(lease.request_id, lease.index_no) for lease in leases]
     return got
 
@@ -152,7 +152,7 @@ async def test_an_empty_request_is_asked_once_and_again_when_its_time_aside_is_o
 
     first = await choice.next(db)
     assert first is not None
-    choice.set_aside(first.id)
+    choice.back_off(first.id)
     began = time.monotonic()
     asked = 0
     while (again := await choice.next(db)) is None:
@@ -172,7 +172,7 @@ async def test_a_retry_that_waits_is_asked_for_when_its_turn_comes(db: Database)
     request_id, _ = await submitted(db, 1)
     choice = Choice(60)
 
-    choice.set_aside(request_id, 0.0)
+    choice.back_off(request_id, 0.0)
 
     active = await choice.next(db)
     assert active is not None

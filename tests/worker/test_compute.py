@@ -200,9 +200,9 @@ async def test_two_that_kill_are_both_found_and_new_work_goes_on() -> None:
     async with computing(ASYNC, seats=4) as compute:
         bad = [asyncio.create_task(compute.run(work(do="kill later"))) for _ in range(2)]
         good = [asyncio.create_task(compute.run(work(do="sleep", seconds=0.5))) for _ in range(2)]
-        await until(lambda: any(child.alone for child in compute._children))
+        await until(lambda: any(child.exclusive for child in compute._children))
         assert compute.free == 0
-        await until(lambda: not compute._suspects)
+        await until(lambda: not compute._quarantined)
         # The last suspect runs, and it must be alone.
         assert compute.free == 0
         later = [asyncio.create_task(compute.run(work(f"{n}"))) for n in range(10)]

@@ -185,7 +185,7 @@ async def test_a_row_that_a_frozen_client_holds_stops_no_other_write_back(
     async with frozen(url, (LOCK, (request_id, 1))):
         ready = [Ready(lease, "done") for lease in leases]
         brought = await exchanged(db, ready, request_id, 1)
-        assert [item.lease for item in brought.held] == [leases[1]]
+        assert [item.lease for item in brought.deferred] == [leases[1]]
         assert brought.lost == []
         assert [lease.index_no for lease in brought.claimed] == [3]
         assert await statuses(db, request_id) == ["done", "processing", "done", "processing"]

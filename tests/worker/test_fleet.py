@@ -3,7 +3,7 @@
 import signal
 
 from partway.store.database import Database
-from partway.worker.fleet import LEAST_REST_SECONDS, LOOKS_PER_SECOND, Fleet
+from partway.worker.fleet import LEAST_WAIT_SECONDS, POLLS_PER_SECOND, Fleet
 from partway.worker.settings import WorkerSettings
 from tests.actions import Programs, wait_until
 
@@ -20,13 +20,13 @@ async def names(db: Database) -> list[str]:
 
 async def test_the_looks_of_a_fleet_are_shared_by_those_who_are_there(db: Database) -> None:
     fleet = [Fleet(db, worker(f"w{i}")) for i in range(24)]
-    assert fleet[0].rest_seconds() == LEAST_REST_SECONDS
+    assert fleet[0].idle_wait_seconds() == LEAST_WAIT_SECONDS
     for one in fleet:
         await one.step()
     for one in fleet:
         await one.step()
 
-    assert [one.rest_seconds() for one in fleet] == [24 / LOOKS_PER_SECOND] * 24
+    assert [one.idle_wait_seconds() for one in fleet] == [24 / POLLS_PER_SECOND] * 24
 
 
 async def test_a_setting_bounds_the_rest_of_a_large_fleet(db: Database) -> None:
@@ -39,8 +39,8 @@ async def test_a_setting_bounds_the_rest_of_a_large_fleet(db: Database) -> None:
     await patient.step()
     await hasty.step()
 
-    assert patient.rest_seconds() == 2
-    assert hasty.rest_seconds() == 0.2
+    assert patient.idle_wait_seconds() == 2
+    assert hasty.idle_wait_seconds() == 0.2
 
 
 async def test_a_worker_that_was_killed_counts_no_longer_and_is_forgotten(db: Database) -> None:
@@ -52,7 +52,7 @@ async def test_a_worker_that_was_killed_counts_no_longer_and_is_forgotten(db: Da
     one = Fleet(db, worker("alive"))
     await one.step()
 
-    assert one.rest_seconds() == LEAST_REST_SECONDS
+    assert one.idle_wait_seconds() == LEAST_WAIT_SECONDS
     assert await names(db) == ["alive", "killed"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partway.worker.handler import SHIPPED, Context, HandlerError, Reject, Retry, load
+from partway.worker.handler import BUILT_IN, Context, HandlerError, Reject, Retry, load
 from partway.worker.handlers.sleep import Sleep
 from tests.worker.test_compute import computing, said, work
 
@@ -35,7 +35,7 @@ def try_out(*argv: str, given: bytes = b"", folder: Path = ROOT) -> tuple[int, s
 # Loading.
 
 
-@pytest.mark.parametrize("name", sorted(SHIPPED))
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_what_comes_with_partway_has_a_short_name(name: str) -> None:
     assert load(name).__module__ == f"partway.worker.handlers.{name}"
 

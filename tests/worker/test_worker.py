@@ -63,11 +63,11 @@ async def test_a_segment_whose_worker_is_killed_comes_back_after_its_lease(
     db: Database, programs: Programs
 ) -> None:
     request_id, _ = await submitted(db, ["for ever"])
-    first = await programs.worker(LATER, WORKER_LEASE_SECONDS=2, WORKER_ASIDE_SECONDS=0.5)
+    first = await programs.worker(LATER, WORKER_LEASE_SECONDS=2, WORKER_BACKOFF_SECONDS=0.5)
     await until_running(db, request_id, 1)
     first.send(signal.SIGKILL)
     await db.write("UPDATE segments SET source = 'short'")
-    second = await programs.worker(LATER, WORKER_LEASE_SECONDS=2, WORKER_ASIDE_SECONDS=0.5)
+    second = await programs.worker(LATER, WORKER_LEASE_SECONDS=2, WORKER_BACKOFF_SECONDS=0.5)
 
     await until_done(db, request_id, 1)
 
@@ -143,8 +143,8 @@ async def test_a_handler_that_burns_the_processor_keeps_its_lease(
 ) -> None:
     """Three leases long, on every core: renewal must come from where compute cannot starve it."""
     request_id, _ = await submitted(db, ["burn 6", "burn 6"])
-    await programs.worker(TOLD, 2, WORKER_LEASE_SECONDS=2, WORKER_ASIDE_SECONDS=0.2)
-    await programs.worker(TOLD, 2, WORKER_LEASE_SECONDS=2, WORKER_ASIDE_SECONDS=0.2)
+    await programs.worker(TOLD, 2, WORKER_LEASE_SECONDS=2, WORKER_BACKOFF_SECONDS=0.2)
+    await programs.worker(TOLD, 2, WORKER_LEASE_SECONDS=2, WORKER_BACKOFF_SECONDS=0.2)
 
     await until_done(db, request_id, 2)
 
@@ -188,7 +188,7 @@ async def test_a_lost_lease_stops_the_handler_and_frees_its_slot(
     db: Database, programs: Programs
 ) -> None:
     request_id, _ = await submitted(db, ["for ever", "short"])
-    worker = await programs.worker(LATER, 1, WORKER_LEASE_SECONDS=2, WORKER_ASIDE_SECONDS=0.2)
+    worker = await programs.worker(LATER, 1, WORKER_LEASE_SECONDS=2, WORKER_BACKOFF_SECONDS=0.2)
     await until_running(db, request_id, 1)
     # Somebody else has claimed it: another token, a live lease.
     await db.write(

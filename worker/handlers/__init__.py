@@ -5,7 +5,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
-from partway.store.settings import unknown
+from partway.store.settings import unknown_variables
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -16,7 +16,7 @@ def read_settings(kind: type[Settings]) -> Settings:
     A handler is set up in a child, which reports an error and leaves the exit status to its parent.
     """
     prefix = kind.model_config.get("env_prefix", "")
-    if lines := unknown(kind):
+    if lines := unknown_variables(kind):
         raise ValueError("; ".join(lines))
     try:
         return kind()
