@@ -249,7 +249,7 @@ def test_a_cut_that_does_not_join_is_replaced_by_lines(monkeypatch: pytest.Monke
         yield line
         yield line
 
-    monkeypatch.setattr(module, "spans_of_sentences", overlapping)
+    monkeypatch.setattr(module, "sentence_spans", overlapping)
 
     assert split("One. Two.\nThree.", "en", 100, 5000).sources == ["One. Two.", "Three."]
 
@@ -258,7 +258,7 @@ def test_a_document_that_does_not_join_to_itself_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A failure is an answer that costs nothing; a document with a hole is billed."""
-    monkeypatch.setattr(module, "taken", lambda *_: Pieces(["", ""], ["something else"]))
+    monkeypatch.setattr(module, "cut", lambda *_: Pieces(["", ""], ["something else"]))
 
     with pytest.raises(RuntimeError, match="does not join"):
         split("One. Two.", "en", 100, 5000)

@@ -74,7 +74,7 @@ def paused_before_the_record(
         await real(cursor, request_id)
 
     with monkeypatch.context() as patched:
-        patched.setattr(settling, "record_and_forget", later)
+        patched.setattr(settling, "record_and_delete", later)
         yield locked, go_on
 
 
@@ -504,7 +504,7 @@ async def test_one_transaction_settles_one_request(
         seen.append(cursor)
         await real(cursor, request_id)
 
-    monkeypatch.setattr(settling, "record_and_forget", counted)
+    monkeypatch.setattr(settling, "record_and_delete", counted)
     assert await a_batch(db).step()
 
     assert len(await meter_rows(db)) == 9

@@ -316,7 +316,7 @@ async def told(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> tuple[int, str]:
     """Exit status and standard error of the program in this process, whose patience is short."""
-    monkeypatch.setattr("client.__main__.RETRY_SECONDS", 0.3)
+    monkeypatch.setattr("partway.client.__main__.RETRY_SECONDS", 0.3)
     status = await asyncio.to_thread(main, words)
     return status, capfd.readouterr().err
 
@@ -443,7 +443,7 @@ async def test_a_cancel_that_overtakes_its_request_waits_for_it(runs: Runs, lett
 
 
 async def test_a_request_that_never_came_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.__main__.UNDERWAY_SECONDS", 0)
+    monkeypatch.setattr("partway.client.__main__.UNDERWAY_SECONDS", 0)
     async with scripted(problem(404)) as server:
         with Partway(server.url) as partway:
             said = await asyncio.to_thread(cancel, partway, "mine")

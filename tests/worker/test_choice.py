@@ -120,7 +120,7 @@ async def test_a_worker_that_was_too_slow_for_every_deadline_tries_again(
         choice.note_run(30.0)
     assert await choice.next(db) is None
 
-    monkeypatch.setattr("worker.choice.RUNS_SECONDS", 0.1)
+    monkeypatch.setattr("partway.worker.choice.RUNS_SECONDS", 0.1)
 
     async def is_tried() -> bool:
         active = await choice.next(db)

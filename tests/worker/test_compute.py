@@ -361,7 +361,7 @@ async def test_cancelling_a_run_ends_the_handler_and_frees_the_seat(handler: str
 async def test_an_async_handler_cancelled_before_its_first_step_keeps_its_child(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.compute.KILL_AFTER_SECONDS", 3.0)
+    monkeypatch.setattr("partway.worker.compute.KILL_AFTER_SECONDS", 3.0)
     async with computing(ASYNC, seats=2) as compute:
         before = await compute.run(work(do="pid"))
         # The child finds the run and its cancellation together.
@@ -536,7 +536,7 @@ async def test_close_closes_the_handler(marks: tuple[Path, Path]) -> None:
 async def test_close_kills_what_does_not_end_and_stops_what_still_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.compute.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("partway.worker.compute.CLOSE_SECONDS", 0.3)
     async with computing() as compute:
         running = asyncio.create_task(compute.run(work(do="spin")))
         waiting = asyncio.create_task(compute.run(work()))
