@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import aiomysql
 import httpx
@@ -25,6 +25,7 @@ from app.keys import create_key
 from app.split import Pieces
 from store.database import Database, Row, connect
 from store.settings import read_address
+from tests.fork_server import Forked, ForkServer
 from worker.lease import Exchanged, Lease, Ready, exchange
 
 TENANT = "default"
@@ -237,8 +238,18 @@ async def somebody_waits_for_a_lock(server: Answering) -> None:
 class Program:
     """One real program of a test, with what it writes."""
 
-    def __init__(self, words: Sequence[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: dict[str, str],
+        log: Path,
+        fork_server: ForkServer | None = None,
+    ) -> None:
         self.log = log
+        self.process: subprocess.Popen[bytes] | Forked
+        if fork_server is not None:
+            self.process = fork_server.start(words, environment, log)
+            return
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *words],
@@ -264,7 +275,7 @@ class Program:
             return self.process.poll() is not None
 
         await wait_until(has_ended, f"the end of {self.log.name}", seconds)
-        return self.process.returncode
+        return self.process.wait()
 
     async def says(self, words: str, seconds: float = WAIT_SECONDS) -> None:
         """Come back once it has written these words."""
@@ -279,6 +290,9 @@ class Program:
 class Programs:
     """The real programs of one test, all on its database."""
 
+    # The tests of a process share one; None where programs start as people start them.
+    fork_server: ClassVar[ForkServer | None] = None
+
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self.folder = folder
@@ -288,7 +302,7 @@ class Programs:
     def start(self, *words: str, url: str | None = None, **settings: object) -> Program:
         """Start `python -m words` with these PARTWAY_ settings."""
         log = self.folder / f"{len(self.all)}-{words[0]}.log"
-        program = Program(words, self.environment(url, settings), log)
+        program = Program(words, self.environment(url, settings), log, self.fork_server)
         self.all.append(program)
         return program
 

@@ -309,8 +309,9 @@ async def test_applying_the_schema_again_harms_nothing(db: Database, url: str) -
 
 
 async def test_programs_that_start_at_once_on_an_empty_database_all_start(
-    programs: Programs,
+    programs: Programs, empty_url: str
 ) -> None:
+    programs.url = empty_url
     client, *_ = await asyncio.gather(
         programs.app(), programs.worker(), programs.worker(), programs.batch()
     )
@@ -326,24 +327,24 @@ async def test_programs_that_start_at_once_on_an_empty_database_all_start(
 
 
 @pytest.fixture
-async def small_account(server: AnyServer, url: str) -> AsyncIterator[str]:
+async def small_account(server: AnyServer, empty_url: str) -> AsyncIterator[str]:
     """The URL of the database for an account that may change rows and nothing else."""
     if GIVEN:
         pytest.skip("the given account may not make others")
     server.execute("CREATE USER small@'%%' IDENTIFIED BY 'small'")
-    database = read_address(url).database
+    database = read_address(empty_url).database
     server.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO small@'%%'")
-    yield changed(url, user="small", password="small")
+    yield changed(empty_url, user="small", password="small")
     server.execute("DROP USER small@'%%'")
 
 
 async def test_an_account_without_the_right_to_make_tables_will_do_where_they_exist(
-    small_account: str, url: str
+    small_account: str, empty_url: str
 ) -> None:
     with pytest.raises(Refusal, match=r"1142 .*command denied"):
         async with opened(DatabaseSettings(database_url=small_account)):
             pass
-    async with opened(DatabaseSettings(database_url=url)):
+    async with opened(DatabaseSettings(database_url=empty_url)):
         pass
     async with opened(DatabaseSettings(database_url=small_account)) as db:
         request_id, _ = await submitted(db)
@@ -360,9 +361,11 @@ def engine_of_the_server(server: AnyServer, name: str) -> Iterator[None]:
         server.execute("SET GLOBAL default_storage_engine = InnoDB")
 
 
-async def test_what_the_server_has_by_default_does_not_matter(server: AnyServer, url: str) -> None:
+async def test_what_the_server_has_by_default_does_not_matter(
+    server: AnyServer, empty_url: str
+) -> None:
     with engine_of_the_server(server, "MyISAM"):
-        async with opened(DatabaseSettings(database_url=url)) as db:
+        async with opened(DatabaseSettings(database_url=empty_url)) as db:
             tables = await db.read(
                 "SELECT table_name AS name, engine AS engine, table_collation AS collation"
                 " FROM information_schema.tables WHERE table_schema = DATABASE()"
