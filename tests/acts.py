@@ -8,10 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -285,6 +286,36 @@ class Program:
             return words in self.said()
 
         await wait_until(has_said, f"{words!r} in {self.log.name}", seconds)
+
+
+def run_to_the_end(
+    commands: Sequence[Sequence[str]], environment: dict[str, str]
+) -> list[tuple[int, str, str]]:
+    """How each `python -m words` of these ended: status, standard output, standard error."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running = []
+        for number, words in enumerate(commands):
+            out, errors = folder / f"{number}.out", folder / f"{number}.err"
+            process: subprocess.Popen[bytes] | Forked
+            if Programs.fork_server is not None:
+                process = Programs.fork_server.start(words, environment, out, errors)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", *words],
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stack.enter_context(out.open("wb")),
+                    stderr=stack.enter_context(errors.open("wb")),
+                )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            running.append((process, out, errors))
+        return [
+            (process.wait(WAIT_SECONDS), out.read_text("utf-8"), errors.read_text("utf-8"))
+            for process, out, errors in running
+        ]
 
 
 class Programs:

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,7 @@ class ForkServer:
         # Packets, so that each message is read by itself and none waits in a buffer.
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended: dict[int, int] = {}
+        self._lock = threading.Lock()
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.fork_server", str(its.fileno())],
@@ -79,25 +81,42 @@ class ForkServer:
                 pass_fds=[its.fileno()],
             )
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
-        """Start `python -m words` in the checkout; what it writes goes to `log`."""
-        log.write_bytes(b"")
-        asked = {"words": list(words), "environment": dict(environment), "log": str(log)}
-        self._socket.sendall(json.dumps(asked).encode())
-        while True:
-            said = self._next()
-            if "started" in said:
-                return Forked(self, said["started"])
+    def start(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        out: Path,
+        errors: Path | None = None,
+    ) -> Forked:
+        """Start `python -m words` in the checkout; what it writes goes to `out`, or to both."""
+        logs = [out, errors or out]
+        for log in logs:
+            log.write_bytes(b"")
+        asked = {
+            "words": list(words),
+            "environment": dict(environment),
+            "logs": [str(log) for log in logs],
+        }
+        with self._lock:
+            self._socket.sendall(json.dumps(asked).encode())
+            while True:
+                said = self._next()
+                if "started" in said:
+                    return Forked(self, said["started"])
 
     def status(self, pid: int, timeout: float | None) -> int | None:
         """The exit status of a fork, waited for at most so long; None while it runs."""
-        gives_up_at = None if timeout is None else time.monotonic() + timeout
-        while pid not in self._ended:
-            left = None if gives_up_at is None else max(0.0, gives_up_at - time.monotonic())
-            if not self._something_is_said(left):
+        gives_up_at = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while True:
+            left = gives_up_at - time.monotonic()
+            # Another thread may be the one that hears it, so none listens for long.
+            with self._lock:
+                while pid not in self._ended and self._something_is_said(min(max(left, 0), 0.02)):
+                    self._next()
+                if pid in self._ended:
+                    return self._ended[pid]
+            if left <= 0:
                 return None
-            self._next()
-        return self._ended[pid]
 
     def __enter__(self) -> "ForkServer":
         return self
@@ -107,7 +126,7 @@ class ForkServer:
         self._socket.close()
         self._process.wait()
 
-    def _something_is_said(self, timeout: float | None) -> bool:
+    def _something_is_said(self, timeout: float) -> bool:
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             return bool(selector.select(timeout))
@@ -175,10 +194,11 @@ def become(told: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(told["environment"])
-    log = os.open(told["log"], os.O_WRONLY)
-    for number in (1, 2):
+    for number, name in enumerate(told["logs"], start=1):
+        # Both may be one file, in which neither writes over the other.
+        log = os.open(name, os.O_WRONLY | os.O_APPEND)
         os.dup2(log, number)
-    os.close(log)
+        os.close(log)
     sys.stdout, sys.stderr = unbuffered(1), unbuffered(2)
     sys.argv[1:] = told["words"][1:]
     runpy.run_module(told["words"][0], run_name="__main__", alter_sys=True)

@@ -50,6 +50,9 @@ from tests.test_cost_counted import counted
 from worker.fleet import MISSED_SECONDS
 from worker.lease import Lease, Ready, fail
 
+# HTTP is the same whichever server holds the rows.
+pytestmark = pytest.mark.either_server
+
 one_server = pytest.mark.one_server
 
 OWN = "http://localhost"

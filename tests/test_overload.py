@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import httpx
+import pytest
 
 from app.problems import Problem
 from app.room import STANDING, Room
@@ -14,6 +15,9 @@ from tests.acts import TENANT, Client, Programs, arrived, pass_time, submitted, 
 from tests.test_batch import planted
 from tests.test_cost import overhead, rows_read
 from tests.test_door import REQUESTS, assert_problem
+
+# HTTP is the same whichever server holds the rows.
+pytestmark = pytest.mark.either_server
 
 FAR = 50_000
 

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -17,12 +15,12 @@ from store.settings import DatabaseSettings, read_address
 from store.start import Refusal, check_version, opened, statements
 from tests.acts import (
     ROOT,
-    WAIT_SECONDS,
     Programs,
     claimed,
     exchanged,
     free_port,
     request_row,
+    run_to_the_end,
     segment_rows,
     submitted,
 )
@@ -44,27 +42,7 @@ def endings(
     environment = Programs(url or "", ROOT).environment(None, settings)
     if url is None:
         del environment["PARTWAY_DATABASE_URL"]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", *one],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for one in words
-    ]
-    ended = []
-    try:
-        for process in running:
-            out, said = process.communicate(timeout=WAIT_SECONDS)
-            ended.append((process.returncode, out, said))
-    finally:
-        for process in running:
-            process.kill()
-    return ended
+    return run_to_the_end(words, environment)
 
 
 def all_refuse(url: str, why: str) -> None:
