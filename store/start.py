@@ -1,17 +1,14 @@
 """A program looks at the server before it works on it, and refuses what it cannot run on."""
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from pymysql.err import MySQLError
 
 from store.database import Database, Unavailable, connect, pooled, said
+from store.schema import SCHEMA_VERSION, SchemaError, apply_pending, find_pending
 from store.settings import Address, DatabaseSettings, read_address
-
-SCHEMA = Path(__file__).parent.parent / "schema.sql"
-SCHEMA_VERSION = 2
 
 # MySQL enforces CHECK since 8.0.16; MariaDB knows SKIP LOCKED since 10.6.
 OLDEST_MYSQL = (8, 0, 16)
@@ -26,21 +23,61 @@ class Refusal(Exception):
 async def opened(settings: DatabaseSettings) -> AsyncIterator[Database]:
     """The database, checked and with its tables in place, for as long as the block lasts.
 
-    Raises Refusal, with the server's own words where it has any.
+    The first program that starts applies the migrations. Raises Refusal, with the server's own
+    words where it has any.
     """
     address = read_address(settings.database_url)
-    place = address.unix_socket or f"{address.host}:{address.port}"
+    async with checked(settings) as db:
+        with refusing(address):
+            await apply_pending(db, address)
+            await check_skip_locked(db, address)
+        yield db
+
+
+async def migrate(settings: DatabaseSettings) -> list[str]:
+    """The migrations that this call applied, in order; [] when none was pending.
+
+    Raises Refusal when one cannot be applied; those before it stay.
+    """
+    address = read_address(settings.database_url)
+    async with checked(settings) as db:
+        with refusing(address):
+            return await apply_pending(db, address)
+
+
+async def pending(settings: DatabaseSettings) -> list[str]:
+    """The migrations that are not applied yet, in order; [] when there are none. Changes nothing.
+
+    Raises Refusal when the database is newer and no longer serves this program.
+    """
+    async with checked(settings) as db:
+        with refusing(read_address(settings.database_url)):
+            return await find_pending(db)
+
+
+@asynccontextmanager
+async def checked(settings: DatabaseSettings) -> AsyncIterator[Database]:
+    """The database on a server that is able to run Partway; its tables are not looked at."""
+    address = read_address(settings.database_url)
     async with AsyncExitStack() as stack:
-        try:
+        with refusing(address):
             db = await stack.enter_async_context(pooled(settings))
             await check_tls(db, address)
             check_version(await version_of(db))
             await check_binlog(db)
-            await apply_schema(db)
-            await check_skip_locked(db, address)
-        except (MySQLError, OSError, Unavailable) as error:
-            raise Refusal(f"cannot use the database at {place}: {said(error)}") from error
         yield db
+
+
+@contextmanager
+def refusing(address: Address) -> Iterator[None]:
+    """Turns an error of the database inside the block into a Refusal, with its place."""
+    place = address.unix_socket or f"{address.host}:{address.port}"
+    try:
+        yield
+    except SchemaError as error:
+        raise Refusal(str(error)) from error
+    except (MySQLError, OSError, Unavailable) as error:
+        raise Refusal(f"cannot use the database at {place}: {said(error)}") from error
 
 
 TLS_CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
@@ -88,52 +125,8 @@ async def check_binlog(db: Database) -> None:
         raise Refusal("the server writes its binary log by statement; set binlog_format = ROW")
 
 
-TABLES = """
-SELECT COUNT(*) AS found
-FROM   information_schema.tables
-WHERE  table_schema = DATABASE()
-  AND  table_name = 'schema_version'
-"""
-
-NEWEST_VERSION = "SELECT COALESCE(MAX(version), 0) AS version FROM schema_version"
-
-RECORD_VERSION = """
-INSERT INTO schema_version (version)
-VALUES (%s)
-ON DUPLICATE KEY UPDATE version = version
-"""
-
-
-async def apply_schema(db: Database) -> None:
-    """Nothing; afterwards the tables are there. Refusal when they are another version's.
-
-    An account without the right to create tables will do where they exist already.
-    """
-    version = 0
-    if (await db.read(TABLES))[0]["found"]:
-        version = (await db.read(NEWEST_VERSION))[0]["version"]
-    if version > SCHEMA_VERSION:
-        raise Refusal(
-            f"the database holds schema version {version} and this program knows {SCHEMA_VERSION}: "
-            "run a newer Partway"
-        )
-    if 0 < version < SCHEMA_VERSION:
-        raise Refusal(
-            f"the database holds schema version {version}, made by an earlier Partway; "
-            "start on an empty database"
-        )
-    if version < SCHEMA_VERSION:
-        for statement in statements(SCHEMA.read_text(encoding="utf-8")):
-            await db.write(statement)
-        await db.write(RECORD_VERSION, (SCHEMA_VERSION,))
-
-
-def statements(script: str) -> list[str]:
-    """The statements of schema.sql, in order; each ends with a semicolon at the end of a line."""
-    return [part for part in re.split(r";[ \t]*$", script, flags=re.MULTILINE) if part.strip()]
-
-
-LOCK_VERSION = "SELECT version FROM schema_version LIMIT 1 FOR UPDATE SKIP LOCKED"
+# One row by its key: among several, the second connection would skip to the next and lock that.
+LOCK_VERSION = "SELECT version FROM schema_version WHERE version = %s FOR UPDATE SKIP LOCKED"
 
 
 async def check_skip_locked(db: Database, address: Address) -> None:
@@ -143,11 +136,11 @@ async def check_skip_locked(db: Database, address: Address) -> None:
     """
     async with db.transaction() as cursor:
         # Finding nothing means that another program that starts now holds the row: it does skip.
-        if not await cursor.execute(LOCK_VERSION):
+        if not await cursor.execute(LOCK_VERSION, (SCHEMA_VERSION,)):
             return
         # Not from the pool, which may hold one connection only.
         async with await connect(address) as second, second.cursor() as other:
-            locked_twice = await other.execute(LOCK_VERSION)
+            locked_twice = await other.execute(LOCK_VERSION, (SCHEMA_VERSION,))
     if locked_twice:
         raise Refusal(
             f"the server ({await version_of(db)}) accepts SKIP LOCKED but does not lock: "
