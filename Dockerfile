@@ -15,7 +15,6 @@ COPY pyproject.toml README.md ./
 RUN mkdir -p app batch client store worker/handlers \
  && pip install --no-cache-dir --editable .
 
-COPY schema.sql ./
 COPY store store
 COPY app app
 COPY worker worker

@@ -1,5 +1,8 @@
 -- Everything that the three programs say to each other, they say in these tables.
 --
+-- This file is for readers. What is applied to a database are the numbered files in
+-- store/migrations; tests/test_migrations.py holds that both make the same tables.
+--
 -- A caller's request becomes one row in `requests` and one row in `segments` for each piece of its
 -- document, written in one transaction, so that no worker sees half of it. A worker claims a segment
 -- for the length of a lease and writes its result back with the token of that claim. The request is
@@ -19,13 +22,13 @@
 
 CREATE TABLE IF NOT EXISTS schema_version (
   version     INT UNSIGNED NOT NULL
-              COMMENT 'A program must know which tables it meets before it touches one.',
+              COMMENT 'A row for each version whose programs may run on these tables; the highest is that of the tables.',
   applied_at  DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)
               COMMENT 'An operator asks when the tables changed.',
   PRIMARY KEY (version)
-              COMMENT 'Two programs that start together must not both record the version.'
+              COMMENT 'A version is recorded once, even when a migration that was stopped runs again.'
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'Programs of different ages share one database, and the older must refuse what it does not know.';
+  COMMENT = 'Programs of different ages share one database, and each must know whether these tables serve it.';
 
 CREATE TABLE IF NOT EXISTS requests (
   id          BIGINT UNSIGNED NOT NULL AUTO_INCREMENT

@@ -1,17 +1,14 @@
 """A program looks at the server before it works on it, and refuses what it cannot run on."""
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from pymysql.err import MySQLError
 
 from partway.store.database import Database, Unavailable, connect, error_text, pooled
+from partway.store.schema import SCHEMA_VERSION, SchemaError, apply_pending, find_pending
 from partway.store.settings import Address, DatabaseSettings, read_address
-
-SCHEMA = Path(__file__).resolve().parent.parent / "schema.sql"
-SCHEMA_VERSION = 2
 
 # MySQL enforces CHECK since 8.0.16; MariaDB knows SKIP LOCKED since 10.6.
 OLDEST_MYSQL = (8, 0, 16)
@@ -26,30 +23,68 @@ class StartupError(Exception):
 async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
     """The database, checked and with its tables in place, for as long as the block lasts.
 
-    Raises Refusal, with the server's own words where it has any.
+    The first program that starts applies the migrations. Raises StartupError, with the server's own
+    words where it has any.
     """
     address = read_address(settings.database_url)
-    place = address.unix_socket or f"{address.host}:{address.port}"
+    async with checked(settings) as db:
+        with refusing(address):
+            await apply_pending(db, address)
+            await check_skip_locked(db, address)
+        yield db
+
+
+async def migrate(settings: DatabaseSettings) -> list[str]:
+    """The migrations that this call applied, in order; [] when none was pending.
+
+    Raises StartupError when one cannot be applied; those before it stay.
+    """
+    address = read_address(settings.database_url)
+    async with checked(settings) as db:
+        with refusing(address):
+            return await apply_pending(db, address)
+
+
+async def pending(settings: DatabaseSettings) -> list[str]:
+    """The migrations that are not applied yet, in order; [] when there are none. Changes nothing.
+
+    Raises StartupError when the database is newer and no longer serves this program.
+    """
+    async with checked(settings) as db:
+        with refusing(read_address(settings.database_url)):
+            return await find_pending(db)
+
+
+@asynccontextmanager
+async def checked(settings: DatabaseSettings) -> AsyncIterator[Database]:
+    """The database on a server that is able to run Partway; its tables are not looked at."""
+    address = read_address(settings.database_url)
     async with AsyncExitStack() as stack:
-        try:
+        with refusing(address):
             db = await stack.enter_async_context(pooled(settings))
             await check_tls(db, address)
             check_version(await version_of(db))
             await check_binlog(db)
-            await apply_schema(db)
-            await check_skip_locked(db, address)
-        except (MySQLError, OSError, Unavailable) as error:
-            raise StartupError(
-                f"cannot use the database at {place}: {error_text(error)}"
-            ) from error
         yield db
+
+
+@contextmanager
+def refusing(address: Address) -> Iterator[None]:
+    """Turns an error of the database inside the block into a StartupError, with its place."""
+    place = address.unix_socket or f"{address.host}:{address.port}"
+    try:
+        yield
+    except SchemaError as error:
+        raise StartupError(str(error)) from error
+    except (MySQLError, OSError, Unavailable) as error:
+        raise StartupError(f"cannot use the database at {place}: {error_text(error)}") from error
 
 
 TLS_CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
 
 
 async def check_tls(db: Database, address: Address) -> None:
-    """Nothing when the connection is encrypted or need not be; Refusal otherwise.
+    """Nothing when the connection is encrypted or need not be; StartupError otherwise.
 
     The driver goes on in the clear when the server offers no TLS.
     """
@@ -66,7 +101,7 @@ async def version_of(db: Database) -> str:
 
 
 def check_version(version: str) -> None:
-    """Nothing when such a server is new enough; Refusal otherwise."""
+    """Nothing when such a server is new enough; StartupError otherwise."""
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
         raise StartupError(
@@ -83,7 +118,7 @@ BINLOG = "SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')"
 
 
 async def check_binlog(db: Database) -> None:
-    """Nothing when the binary log is off or written by rows; Refusal when it holds statements.
+    """Nothing when the binary log is off or written by rows; StartupError when it holds statements.
 
     READ COMMITTED fails on a statement log (1665), and a replica would skip other rows than we did.
     """
@@ -92,66 +127,22 @@ async def check_binlog(db: Database) -> None:
         raise StartupError("the server writes its binary log by statement; set binlog_format = ROW")
 
 
-TABLES = """
-SELECT COUNT(*) AS found
-FROM   information_schema.tables
-WHERE  table_schema = DATABASE()
-  AND  table_name = 'schema_version'
-"""
-
-NEWEST_VERSION = "SELECT COALESCE(MAX(version), 0) AS version FROM schema_version"
-
-RECORD_VERSION = """
-INSERT INTO schema_version (version)
-VALUES (%s)
-ON DUPLICATE KEY UPDATE version = version
-"""
-
-
-async def apply_schema(db: Database) -> None:
-    """Nothing; afterwards the tables are there. Refusal when they are another version's.
-
-    An account without the right to create tables will do where they exist already.
-    """
-    version = 0
-    if (await db.read(TABLES))[0]["found"]:
-        version = (await db.read(NEWEST_VERSION))[0]["version"]
-    if version > SCHEMA_VERSION:
-        raise StartupError(
-            f"the database holds schema version {version} and this program knows {SCHEMA_VERSION}: "
-            "run a newer Partway"
-        )
-    if 0 < version < SCHEMA_VERSION:
-        raise StartupError(
-            f"the database holds schema version {version}, made by an earlier Partway; "
-            "start on an empty database"
-        )
-    if version < SCHEMA_VERSION:
-        for statement in statements(SCHEMA.read_text(encoding="utf-8")):
-            await db.write(statement)
-        await db.write(RECORD_VERSION, (SCHEMA_VERSION,))
-
-
-def statements(script: str) -> list[str]:
-    """The statements of schema.sql, in order; each ends with a semicolon at the end of a line."""
-    return [part for part in re.split(r";[ \t]*$", script, flags=re.MULTILINE) if part.strip()]
-
-
-LOCK_VERSION = "SELECT version FROM schema_version LIMIT 1 FOR UPDATE SKIP LOCKED"
+# One row by its key: among several, the second connection would skip to the next and lock that.
+LOCK_VERSION = "SELECT version FROM schema_version WHERE version = %s FOR UPDATE SKIP LOCKED"
 
 
 async def check_skip_locked(db: Database, address: Address) -> None:
-    """Nothing when a second connection skips the row that the first one locked; Refusal otherwise.
+    """Nothing when a second connection skips the row that the first locked; else StartupError.
 
     Some engines accept the words and lock nothing, and two workers would claim the same segment.
     """
     async with db.transaction() as cursor:
         # Finding nothing means that another program that starts now holds the row: it does skip.
-        if not await cursor.execute(LOCK_VERSION):
+        if not await cursor.execute(LOCK_VERSION, (SCHEMA_VERSION,)):
             return
         # Not from the pool, which may hold one connection only.
         async with await connect(address) as second, second.cursor() as other:
-            locked_twice = await other.execute(LOCK_VERSION)
+            locked_twice = await other.execute(LOCK_VERSION, (SCHEMA_VERSION,))
     if locked_twice:
         raise StartupError(
             f"the server ({await version_of(db)}) accepts SKIP LOCKED but does not lock: "

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import aiomysql
 import httpx
@@ -26,6 +27,7 @@ from partway.app.requests.split import Pieces
 from partway.store.database import Database, Row, connect
 from partway.store.settings import read_address
 from partway.worker.lease import Exchanged, Lease, Ready, exchange
+from tests.fork_server import Forked, ForkServer
 
 TENANT = "default"
 ROOT = Path(__file__).parent.parent
@@ -237,8 +239,18 @@ async def somebody_waits_for_a_lock(server: Answering) -> None:
 class Program:
     """One real program of a test, with what it writes."""
 
-    def __init__(self, words: Sequence[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: dict[str, str],
+        log: Path,
+        fork_server: ForkServer | None = None,
+    ) -> None:
         self.log = log
+        self.process: subprocess.Popen[bytes] | Forked
+        if fork_server is not None:
+            self.process = fork_server.start(words, environment, log)
+            return
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"partway.{words[0]}", *words[1:]],
@@ -264,7 +276,7 @@ class Program:
             return self.process.poll() is not None
 
         await wait_until(has_ended, f"the end of {self.log.name}", seconds)
-        return self.process.returncode
+        return self.process.wait()
 
     async def says(self, words: str, seconds: float = WAIT_SECONDS) -> None:
         """Come back once it has written these words."""
@@ -276,8 +288,41 @@ class Program:
         await wait_until(has_said, f"{words!r} in {self.log.name}", seconds)
 
 
+def run_to_the_end(
+    commands: Sequence[Sequence[str]], environment: dict[str, str]
+) -> list[tuple[int, str, str]]:
+    """How each `python -m words` of these ended: status, standard output, standard error."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running = []
+        for number, words in enumerate(commands):
+            out, errors = folder / f"{number}.out", folder / f"{number}.err"
+            process: subprocess.Popen[bytes] | Forked
+            if Programs.fork_server is not None:
+                process = Programs.fork_server.start(words, environment, out, errors)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", f"partway.{words[0]}", *words[1:]],
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stack.enter_context(out.open("wb")),
+                    stderr=stack.enter_context(errors.open("wb")),
+                )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            running.append((process, out, errors))
+        return [
+            (process.wait(WAIT_SECONDS), out.read_text("utf-8"), errors.read_text("utf-8"))
+            for process, out, errors in running
+        ]
+
+
 class Programs:
     """The real programs of one test, all on its database."""
+
+    # The tests of a process share one; None where programs start as people start them.
+    fork_server: ClassVar[ForkServer | None] = None
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -288,7 +333,7 @@ class Programs:
     def start(self, *words: str, url: str | None = None, **settings: object) -> Program:
         """Start `python -m words` with these PARTWAY_ settings."""
         log = self.folder / f"{len(self.all)}-{words[0]}.log"
-        program = Program(words, self.environment(url, settings), log)
+        program = Program(words, self.environment(url, settings), log, self.fork_server)
         self.all.append(program)
         return program
 

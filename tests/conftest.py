@@ -1,7 +1,9 @@
-"""Tests meet real servers: one of each kind for a whole run, each test a fresh database on it."""
+"""Tests meet real servers: one of each kind for a whole run, with empty tables for each test."""
 
 import itertools
 import os
+import signal
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +16,9 @@ from partway.store.database import Database
 from partway.store.settings import DatabaseSettings, read_address
 from partway.store.start import open_database
 from tests.actions import ROOT, Programs
+from tests.fork_server import ForkServer
+from tests.prepared import Prepared
+from tests.sweeps import WHOLE
 
 # MariaDB from 11.6 on has it by default; the part of the suite that is marked runs with it too.
 SNAPSHOT_ISOLATION = "--innodb-snapshot-isolation=ON"
@@ -28,6 +33,9 @@ class AnyServer(Protocol):
 
     def url(self, database: str) -> str:
         """The URL of a database on it."""
+
+    def connect(self) -> "pymysql.connections.Connection[Any]":
+        """A connection with autocommit; the caller closes it."""
 
     def execute(self, statement: str, *parameters: object) -> tuple[tuple[Any, ...], ...]:
         """The rows of one statement."""
@@ -45,9 +53,9 @@ class GivenServer:
         head, _, options = self.given.partition("?")
         return f"{head.rpartition('/')[0]}/{database}" + (f"?{options}" if options else "")
 
-    def execute(self, statement: str, *parameters: object) -> tuple[tuple[Any, ...], ...]:
-        """The rows of one statement."""
-        connection = pymysql.connect(
+    def connect(self) -> "pymysql.connections.Connection[Any]":
+        """A connection with autocommit; the caller closes it."""
+        return pymysql.connect(
             host=self.address.host,
             port=self.address.port,
             user=self.address.user,
@@ -57,12 +65,12 @@ class GivenServer:
             charset="utf8mb4",
             autocommit=True,
         )
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(statement, parameters or None)
-                return tuple(cursor.fetchall())
-        finally:
-            connection.close()
+
+    def execute(self, statement: str, *parameters: object) -> tuple[tuple[Any, ...], ...]:
+        """The rows of one statement."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return tuple(cursor.fetchall())
 
 
 def kinds(with_snapshot_isolation: bool) -> list[str]:
@@ -80,14 +88,36 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "snapshot_isolation: also on MariaDB with innodb_snapshot_isolation=ON"
     )
     config.addinivalue_line("markers", "one_server: not a matter of which server it runs on")
+    config.addinivalue_line(
+        "markers", "either_server: on one server, chosen by its name; on each in `make prove`"
+    )
+    config.addinivalue_line("markers", "sweep: it takes a sample of what `make prove` takes whole")
+    # A shell has its background jobs ignore Ctrl-C, and our programs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" in metafunc.fixturenames:
-        marked = metafunc.definition.get_closest_marker("snapshot_isolation") is not None
-        one = metafunc.definition.get_closest_marker("one_server") is not None
-        found = kinds(marked)[:1] if one else kinds(marked)
+        test = metafunc.definition
+        found = kinds(test.get_closest_marker("snapshot_isolation") is not None)
+        if test.get_closest_marker("one_server") is not None:
+            found = found[:1]
+        elif test.get_closest_marker("either_server") is not None and not WHOLE:
+            # The same one at each run, and each of them for about as many tests.
+            found = [found[zlib.crc32(test.nodeid.encode()) % len(found)]]
         metafunc.parametrize("server", found, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make prove` runs what `make test` takes a sample of, and nothing else a second time."""
+    if WHOLE:
+        wanted = [
+            item
+            for item in items
+            if item.get_closest_marker("sweep") or item.get_closest_marker("either_server")
+        ]
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = wanted
 
 
 ran_on: dict[str, str] = {}
@@ -126,25 +156,60 @@ def server(
     return running[kind]
 
 
+@pytest.fixture(scope="session")
+def prepared(running: dict[str, Server]) -> Iterator[dict[int, Prepared]]:
+    """The database of each server that all the tests of this process use in turn, while it runs."""
+    found: dict[int, Prepared] = {}
+    yield found
+    for database in found.values():
+        database.drop()
+
+
 @pytest.fixture
-def url(server: AnyServer) -> Iterator[str]:
-    """The URL of a fresh database."""
-    name = f"partway_test_{os.getpid()}_{next(number)}"
+def url(server: AnyServer, prepared: dict[int, Prepared]) -> Iterator[str]:
+    """The URL of a database whose tables are empty."""
+    database = prepared.get(id(server))
+    if database is None:
+        database = prepared[id(server)] = Prepared(server, fresh_name())
+        database.make()
+    yield server.url(database.name)
+    database.clean()
+
+
+@pytest.fixture
+def empty_url(server: AnyServer) -> Iterator[str]:
+    """The URL of a database without tables."""
+    name = fresh_name()
     server.execute(f"CREATE DATABASE {name} CHARACTER SET latin1")
     yield server.url(name)
     server.execute(f"DROP DATABASE {name}")
 
 
+def fresh_name() -> str:
+    """A name that no database on the server has."""
+    return f"partway_test_{os.getpid()}_{next(number)}"
+
+
 @pytest.fixture
 async def db(url: str) -> AsyncIterator[Database]:
-    """A fresh database with the tables in it, as a program sees it."""
+    """A database with empty tables, as a program sees it."""
     async with open_database(DatabaseSettings(database_url=url, pool_size=200)) as opened_db:
         yield opened_db
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> Iterator[None]:
+    """Programs of tests start from it; in `make prove` they start as people start them."""
+    if WHOLE:
+        yield
+        return
+    with ForkServer() as Programs.fork_server:
+        yield
+
+
 @pytest.fixture
 async def programs(url: str, tmp_path: Path) -> AsyncIterator[Programs]:
-    """Starts real programs on the fresh database, and leaves none behind."""
+    """Starts real programs on that database, and leaves none behind."""
     started = Programs(url, tmp_path)
     yield started
     await started.end()

@@ -24,6 +24,9 @@ from tests.actions import (
     worked,
 )
 
+# HTTP is the same whichever server holds the rows.
+pytestmark = pytest.mark.either_server
+
 # Far beyond what a test waits: an end before it is due to the caller's leaving.
 FAR_MS = 50_000
 

@@ -28,6 +28,9 @@ from tests.app.test_body import SECRET
 from tests.app.test_http_api import JSON, REQUESTS
 from tests.store.test_start import endings
 
+# HTTP is the same whichever server holds the rows.
+pytestmark = pytest.mark.either_server
+
 # Calls end soon, and the largest body that the document allows is one that the test can send.
 SHORT: dict[str, Any] = {
     "APP_MAX_DEADLINE_MS": 150,

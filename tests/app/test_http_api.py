@@ -34,6 +34,9 @@ from tests.actions import (
 )
 from tests.app.test_body import BAD, SECRET, body
 
+# HTTP is the same whichever server holds the rows.
+pytestmark = pytest.mark.either_server
+
 REQUESTS = "/v1/requests"
 JSON = {"Content-Type": "application/json"}
 

@@ -57,8 +57,8 @@ async def test_a_key_is_for_what_it_was_made_for(
     assert await find_caller(db, out.strip(), None) == Caller("acme", frozenset(scopes))
 
 
-async def test_the_first_key_can_be_made_before_any_program_has_run(url: str) -> None:
-    status, out, _ = await said_by(url, "create", "--tenant", "acme")
+async def test_the_first_key_can_be_made_before_any_program_has_run(empty_url: str) -> None:
+    status, out, _ = await said_by(empty_url, "create", "--tenant", "acme")
 
     assert (status, bool(KEY.fullmatch(out))) == (0, True)
 

@@ -50,6 +50,9 @@ from tests.actions import (
 from tests.browser import chromium, visit
 from tests.system.test_cost_counted import counted
 
+# HTTP is the same whichever server holds the rows.
+pytestmark = pytest.mark.either_server
+
 one_server = pytest.mark.one_server
 
 OWN = "http://localhost"

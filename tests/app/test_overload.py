@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import httpx
+import pytest
 
 from partway.app.problems import Problem
 from partway.app.requests.admission import ACTIVE_TOTALS, AdmissionControl
@@ -23,6 +24,9 @@ from tests.actions import (
 from tests.app.test_http_api import REQUESTS, assert_problem
 from tests.batch.test_batch import planted
 from tests.system.test_cost import overhead, rows_read
+
+# HTTP is the same whichever server holds the rows.
+pytestmark = pytest.mark.either_server
 
 FAR = 50_000
 

@@ -37,7 +37,8 @@ from tests.browser import chromium, visit
 from tests.conftest import AnyServer
 
 # All share one browser, and most of them one node: a browser takes a second to start.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# A page is the same whichever server holds the rows.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.either_server]
 
 one_server = pytest.mark.one_server
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,13 +15,13 @@ from partway.store.database import Database
 from tests.actions import (
     ROOT,
     TENANT,
-    WAIT_SECONDS,
     Programs,
     answer_of,
     claimed,
     meter_rows,
     pass_time,
     request_row,
+    run_to_the_end,
     submitted,
     wait_until,
     written,
@@ -33,16 +32,10 @@ async def run(
     programs: Programs, *words: str, **settings: object
 ) -> "subprocess.CompletedProcess[str]":
     """What `python -m batch words` wrote and how it ended."""
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "partway.batch", *words],
-        cwd=ROOT,
-        env=programs.environment(None, settings),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=WAIT_SECONDS,
-    )
+    environment = programs.environment(None, settings)
+    command = ("batch", *words)
+    ((status, out, said),) = await asyncio.to_thread(run_to_the_end, [command], environment)
+    return subprocess.CompletedProcess(command, status, out, said)
 
 
 async def completed(db: Database, segments: int = 2) -> tuple[int, str]:
@@ -259,8 +252,8 @@ async def test_usage_of_an_empty_ledger_is_empty(programs: Programs) -> None:
 WRONG = {
     "batch: unrecognized arguments: settle": ("settle",),
     "batch: unrecognized arguments: --twice": ("--twice",),
-    "batch: --retention-seconds: Input should be": ("--retention-seconds", "soon"),
-    "batch: argument --retention-seconds: expected one argument": ("--retention-seconds",),
+    "batch: --retention-seconds: Input should be": ("--keep-seconds", "soon"),
+    "batch: argument --retention-seconds: expected one argument": ("--keep-seconds",),
     "batch usage: argument --from: 'yesterday' is no time": ("usage", "--from", "yesterday"),
     "batch usage: argument --to: '0001-01-01T00:00+14:00' is no time": (
         *("usage", "--to", "0001-01-01T00:00+14:00"),
@@ -275,20 +268,10 @@ WRONG = {
 
 def test_what_is_not_known_is_refused_in_one_line_with_status_2() -> None:
     programs = Programs("mysql://nobody:secret@nowhere.invalid/none", ROOT)
-    running = {
-        said: subprocess.Popen(
-            [sys.executable, "-m", "partway.batch", *words],
-            cwd=ROOT,
-            env=programs.environment(None, {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for said, words in WRONG.items()
-    }
-    for said, process in running.items():
-        out, words = process.communicate(timeout=WAIT_SECONDS)
-        assert (process.returncode, out, words.count("\n")) == (2, "", 1), words
+    commands = [("batch", *words) for words in WRONG.values()]
+    ended = run_to_the_end(commands, programs.environment(None, {}))
+    for said, (status, out, words) in zip(WRONG, ended, strict=True):
+        assert (status, out, words.count("\n")) == (2, "", 1), words
         assert words.startswith(said)
 
 

@@ -183,10 +183,10 @@ async def test_the_time_a_call_has_waited_counts_for_its_deadline(url: str) -> N
         assert request.deadline - request.created_at == timedelta(seconds=10)
 
 
-async def test_no_time_moves_that_no_statement_moves(server: AnyServer, url: str) -> None:
+async def test_no_time_moves_that_no_statement_moves(server: AnyServer, empty_url: str) -> None:
     """A server may give the first TIMESTAMP of a table an ON UPDATE that nobody asked for."""
     with global_setting(server, "explicit_defaults_for_timestamp", "OFF"):
-        async with a_program(url) as db:
+        async with a_program(empty_url) as db:
             request_id, _ = await submitted(db, 1)
             (lease,) = await claimed(db, request_id)
             before = await request_row(db, request_id)

@@ -86,7 +86,7 @@ def test_each_service_and_each_line_of_the_image_has_its_sentence() -> None:
 
 def test_the_image_holds_everything_that_the_programs_need() -> None:
     dockerfile = (TREE / "Dockerfile").read_text(encoding="utf-8")
-    for name in (*PROGRAMS, "store", "schema.sql"):
+    for name in (*PROGRAMS, "store"):
         assert re.search(rf"^COPY {re.escape(name)} ", dockerfile, re.MULTILINE), name
 
 
