@@ -252,8 +252,8 @@ async def test_usage_of_an_empty_ledger_is_empty(programs: Programs) -> None:
 WRONG = {
     "batch: unrecognized arguments: settle": ("settle",),
     "batch: unrecognized arguments: --twice": ("--twice",),
-    "batch: --retention-seconds: Input should be": ("--keep-seconds", "soon"),
-    "batch: argument --retention-seconds: expected one argument": ("--keep-seconds",),
+    "batch: --retention-seconds: Input should be": ("--retention-seconds", "soon"),
+    "batch: argument --retention-seconds: expected one argument": ("--retention-seconds",),
     "batch usage: argument --from: 'yesterday' is no time": ("usage", "--from", "yesterday"),
     "batch usage: argument --to: '0001-01-01T00:00+14:00' is no time": (
         *("usage", "--to", "0001-01-01T00:00+14:00"),
