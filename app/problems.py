@@ -25,7 +25,7 @@ KINDS: Mapping[str, tuple[int, str]] = {
     "unsupported-media-type": (415, "The body is not application/json"),
     "misdirected": (421, "The call was sent to another name"),
     "invalid-request": (422, "The request cannot be taken"),
-    "other-body": (422, "The id belongs to another body"),
+    "id-reused": (422, "The id belongs to another body"),
     "too-many-requests": (429, "The tenant has sent as much as it may"),
     "overloaded": (503, "Too much waits already"),
     "internal": (500, "Partway has failed"),

@@ -252,7 +252,7 @@ MUTANTS = (
     ),
     Mutant(
         "law 7: another body under the same id is refused",
-        "app/api/routes.py",
+        "app/requests/service.py",
         "if request is not None and request.body_hash != new.body_hash:",
         "if False:",
         "app/test_put.py::test_another_body_under_the_same_id_is_refused_and_changes_nothing",
@@ -275,9 +275,9 @@ MUTANTS = (
     ),
     Mutant(
         "law 10: a cancel looks first",
-        "app/api/routes.py",
-        'is_active and await close(self.db, request.id, "cancelled"):',
-        'await close(self.db, request.id, "cancelled"):',
+        "app/requests/service.py",
+        'if request is None or request.status != "active":',
+        "if request is None:",
         "app/test_put.py::test_a_put_does_not_wait_for_settlement_to_hear_that_it_is_settled",
     ),
     # Pitfalls.
@@ -414,7 +414,7 @@ MUTANTS = (
     ),
     Mutant(
         "a joiner who leaves ends nothing",
-        "app/api/routes.py",
+        "app/requests/service.py",
         'created and new.on_disconnect == "cancel")',
         'new.on_disconnect == "cancel")',
         "app/test_disconnect.py::test_a_joiner_who_leaves_ends_nothing",
@@ -472,7 +472,7 @@ MUTANTS = (
     ),
     Mutant(
         "all nodes together allow no more than one would",
-        "app/api/limits.py",
+        "app/requests/allowance.py",
         "  AND  full_at <= NOW(6) + INTERVAL %s MICROSECOND\n",
         "",
         "app/test_limits.py::test_of_many_at_once_exactly_as_many_come_in_as_fit",

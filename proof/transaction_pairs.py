@@ -7,13 +7,15 @@ from typing import Any
 
 from fastapi import Request as Call
 
+from partway.app.api import routes
 from partway.app.api.body import read_submission
-from partway.app.api.routes import Door
 from partway.app.metrics import OpenCall
+from partway.app.problems import Problem
 from partway.app.requests.answer import Answer, read_answer, read_request
 from partway.app.requests.fanin import wait_until_final
 from partway.app.requests.fanout import submit
 from partway.app.requests.ledger import Metered
+from partway.app.requests.service import RequestService
 from partway.app.requests.watch import Watch
 from partway.app.settings import AppSettings
 from partway.batch.reaper import abandon, overdue
@@ -152,29 +154,33 @@ async def handle(db: Database, world: World, told: Told) -> None:
 
 
 async def look_in(db: Database, world: World, told: Told) -> None:
-    response = await Door(db, AppSettings()).read(TENANT, world.public_id)
-    told.answers.append(Answer.model_validate_json(bytes(response.body)))
+    answer = await RequestService(db, AppSettings()).read(TENANT, world.public_id)
+    if answer is None:
+        raise Problem("unknown-request", "There is no such request.")
+    told.answers.append(answer)
 
 
 async def cancel(db: Database, world: World, told: Told) -> None:
-    response = await Door(db, AppSettings()).cancel(TENANT, world.public_id)
-    told.answers.append(Answer.model_validate_json(bytes(response.body)))
+    answer = await RequestService(db, AppSettings()).cancel(TENANT, world.public_id)
+    if answer is None:
+        raise Problem("unknown-request", "There is no such request.")
+    told.answers.append(answer)
 
 
 async def put(db: Database, world: World, told: Told) -> None:
     """PUT on a node that is about to stop: it answers at its first look."""
     # Without a limit, whose charge looks for the id before anything is stored.
-    door = Door(db, AppSettings(tenant_characters_per_minute=0))
-    door.stops_at = 0.0
+    service = RequestService(db, AppSettings(tenant_characters_per_minute=0))
+    service.stops_at = 0.0
 
     async def body() -> dict[str, Any]:
         return {"type": "http.request", "body": BODY, "more_body": False}
 
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
-    # The door counts how each call ends, and this one has not come through it.
+    # The middleware counts how each call ends, and this call has not passed it.
     state = {"open_call": OpenCall()}
     call = Call({"type": "http", "method": "PUT", "headers": headers, "state": state}, body)
-    response = await door.answer(call, TENANT, world.public_id)
+    response = await routes.answer(service, call, TENANT, world.public_id)
     told.answers.append(Answer.model_validate_json(bytes(response.body)))
 
 

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Protocol
 import aiomysql
 import httpx
 
-from partway.app.api.body import Submission
 from partway.app.api.keys import create_key
 from partway.app.requests.answer import Answer, Request, read_answer, read_request
 from partway.app.requests.fanout import submit
 from partway.app.requests.split import Pieces
+from partway.app.requests.submission import Submission
 from partway.store.database import Database, Row, connect
 from partway.store.settings import read_address
 from partway.worker.lease import Exchanged, Lease, Ready, exchange

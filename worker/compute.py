@@ -6,157 +6,36 @@ a child that has not let go of it shortly after is killed and replaced.
 """
 
 import asyncio
-import contextlib
 import itertools
-import json
 import logging
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
 from partway.worker.handler import HandlerError
+from partway.worker.process import (
+    Attempt,
+    Child,
+    Ending,
+    Kind,
+    Message,
+    Work,
+    begin_child,
+    how_it_ended,
+)
 
 log = logging.getLogger("partway.worker")
 
 # Enough for an async handler to clean up, and hardly any of the time of a seat.
 KILL_AFTER_SECONDS = 0.25
+
 # A handler's close() may have to say goodbye to somebody; a program must not wait for it long.
 CLOSE_SECONDS = 5.0
-# How long what a dead child still said may take to arrive.
-LAST_OUTPUT_SECONDS = 0.25
+
 # A handler that cannot be set up now may wait for a server or for memory.
 FIRST_PAUSE_SECONDS = 0.1
+
 LONGEST_PAUSE_SECONDS = 5.0
-
-Message = dict[str, Any]
-Kind = Literal["done", "failed", "retry", "rejected", "stopped"]
-
-
-@dataclass(frozen=True)
-class Work:
-    """One attempt at one segment; `ends_at` is its request's deadline on the monotonic clock."""
-
-    request_id: int
-    index_no: int
-    attempt: int
-    source: str
-    params: dict[str, Any]
-    ends_at: float
-    traceparent: str | None = None
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How an attempt ended; "stopped" means that nothing may be written for it."""
-
-    kind: Kind
-    result: str | None
-    error: str | None
-    after_seconds: float | None
-    run_seconds: float
-
-
-class _Child(asyncio.Protocol):
-    """One process that runs handler code, and the attempts in it."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], on_message: Callable[["_Child", Message], None]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.process = process
-        # Tells when the process ends, without a thread that waits and without a signal handler.
-        # asyncio's own processes wait in a thread, which loses the status when kill() looks first.
-        self.process_handle = os.pidfd_open(process.pid)
-        self.on_message = on_message
-        self.handshake: asyncio.Future[Message] = loop.create_future()
-        self.silent: asyncio.Future[None] = loop.create_future()
-        self.end = loop.create_task(self._end())
-        self.seats = 0
-        self.running: dict[int, _Attempt] = {}
-        # A suspect runs in it, and nothing may run beside that one.
-        self.exclusive = False
-        self.killed = False
-        self.pieces: list[bytes] = []
-        self.unsent: list[bytes] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # No assertion: uvloop's transports are none of asyncio's by descent.
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self.pieces.append(data)
-        # Only then joined: a result of some megabytes arrives in many pieces.
-        if b"\n" in data:
-            *lines, rest = b"".join(self.pieces).split(b"\n")
-            self.pieces = [rest]
-            for line in lines:
-                self.on_message(self, json.loads(line))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.silent.set_result(None)
-        # It has ended or closed the socket; in both cases nothing can come from it any more.
-        self.stop_serving()
-
-    def send(self, message: Message) -> None:
-        """Write one message; a child that is gone hears nothing, and `end` tells of it."""
-        # One write for what is sent in one turn of the loop: a claim brings many segments.
-        if not self.unsent:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self.unsent.append(json.dumps(message).encode() + b"\n")
-
-    def flush(self) -> None:
-        """Write what `send` has gathered."""
-        if not self.transport.is_closing():
-            self.transport.write(b"".join(self.unsent))
-        self.unsent.clear()
-
-    def kill(self) -> None:
-        """End the process for a reason of ours, so that no attempt in it is blamed for its end."""
-        self.killed = True
-        self.stop_serving()
-
-    def stop_serving(self) -> None:
-        """End the process, if it still lives; it takes no further attempt."""
-        self.seats = 0
-        self.process.kill()
-
-    async def _end(self) -> int:
-        """The exit status, once the process has ended and all it said has been heard."""
-        loop = asyncio.get_running_loop()
-        exited = asyncio.Event()
-        loop.add_reader(self.process_handle, exited.set)
-        try:
-            await exited.wait()
-        finally:
-            loop.remove_reader(self.process_handle)
-            os.close(self.process_handle)
-        status = self.process.wait()
-        # Bounded, because a process that the handler started may hold the socket open.
-        await asyncio.wait([self.silent], timeout=LAST_OUTPUT_SECONDS)
-        self.transport.abort()
-        return status
-
-
-@dataclass(eq=False)
-class _Attempt:
-    """A piece of work on its way: waiting for a seat, in a child, or ended."""
-
-    work: Work
-    ended: asyncio.Future[Ending]
-    timer: asyncio.TimerHandle | None = None
-    number: int = 0
-    began: float | None = None
-    child: _Child | None = None
-    # Kind and error of its ending, whatever the handler still says.
-    decided: tuple[Kind, str] | None = None
-    # It ran beside others in a child that died, so it runs alone until it is known who did it.
-    quarantined: bool = False
 
 
 class Compute:
@@ -178,10 +57,10 @@ class Compute:
         self._time_limit_seconds = time_limit_seconds
         self._max_output_characters = max_output_characters
         self._numbers = itertools.count(1)
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._supervisors: list[asyncio.Task[None]] = []
-        self._waiting: deque[_Attempt] = deque()
-        self._quarantined: deque[_Attempt] = deque()
+        self._waiting: deque[Attempt] = deque()
+        self._quarantined: deque[Attempt] = deque()
 
     async def start(self) -> None:
         """Come back when the first child is ready; HandlerError says why there will be none."""
@@ -211,7 +90,7 @@ class Compute:
         Raises nothing for what a handler does. When it is cancelled, it ends the handler first.
         """
         loop = asyncio.get_running_loop()
-        attempt = _Attempt(work, loop.create_future())
+        attempt = Attempt(work, loop.create_future())
         if work.ends_at <= time.monotonic():
             self._end(attempt, "stopped", "the deadline was reached")
         else:
@@ -253,11 +132,11 @@ class Compute:
     # Attempts: each of these is called by the loop, never awaited, so that no cancellation can
     # come between a seat and its count.
 
-    def _wait_for_seat(self, attempt: _Attempt) -> None:
+    def _wait_for_seat(self, attempt: Attempt) -> None:
         """Have the attempt end at its deadline if it has no seat by then."""
         self._set_timer(attempt, attempt.work.ends_at, "stopped", "the deadline was reached")
 
-    def _set_timer(self, attempt: _Attempt, ends_at: float, kind: Kind, error: str) -> None:
+    def _set_timer(self, attempt: Attempt, ends_at: float, kind: Kind, error: str) -> None:
         if attempt.timer is not None:
             attempt.timer.cancel()
         # The loop's clock is the clock of ends_at: time.monotonic().
@@ -272,7 +151,7 @@ class Compute:
         if self.free:
             self.seat_free.set()
 
-    def _next_for(self, child: _Child) -> _Attempt | None:
+    def _next_for(self, child: Child) -> Attempt | None:
         """The attempt that begins in this child now; None when nothing can."""
         queue = self._quarantined or self._waiting
         if not queue or child.exclusive or len(child.running) >= child.seats:
@@ -280,7 +159,7 @@ class Compute:
         # Dead, but not noticed yet: an attempt that is sent to it would be blamed.
         return queue.popleft() if child.process.poll() is None else None
 
-    def _begin(self, attempt: _Attempt, child: _Child) -> None:
+    def _begin(self, attempt: Attempt, child: Child) -> None:
         work = attempt.work
         attempt.began = time.monotonic()
         attempt.number = next(self._numbers)
@@ -307,7 +186,7 @@ class Compute:
             }
         )
 
-    def _on_message(self, child: _Child, message: Message) -> None:
+    def _on_message(self, child: Child, message: Message) -> None:
         """Act on one message of a child."""
         if message["kind"] in ("ready", "unusable"):
             child.handshake.set_result(message)
@@ -326,7 +205,7 @@ class Compute:
             )
             self._start_waiting()
 
-    def _end(self, attempt: _Attempt, kind: Kind, error: str) -> None:
+    def _end(self, attempt: Attempt, kind: Kind, error: str) -> None:
         """End the attempt in this way, once its handler has let go or has been killed."""
         if attempt.child is None:
             for queue in (self._waiting, self._quarantined):
@@ -341,7 +220,7 @@ class Compute:
             loop = asyncio.get_running_loop()
             attempt.timer = loop.call_later(KILL_AFTER_SECONDS, self._kill_for, attempt)
 
-    def _kill_for(self, attempt: _Attempt) -> None:
+    def _kill_for(self, attempt: Attempt) -> None:
         """Kill the child whose handler does not let go of the attempt."""
         assert attempt.child is not None
         log.warning(
@@ -358,7 +237,7 @@ class Compute:
 
     def _conclude(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         kind: Kind,
         result: str | None = None,
         error: str | None = None,
@@ -374,7 +253,7 @@ class Compute:
         if not attempt.ended.done():
             attempt.ended.set_result(Ending(kind, result, error, after_seconds, run_seconds))
 
-    def _on_child_exit(self, child: _Child, how: str) -> None:
+    def _on_child_exit(self, child: Child, how: str) -> None:
         """Decide about each attempt in a child that has ended: who did it fails, others go on.
 
         Where several ran and nobody killed it, each is a suspect and runs again alone: then the
@@ -403,11 +282,11 @@ class Compute:
 
     # Children.
 
-    async def _launch(self) -> _Child:
+    async def _launch(self) -> Child:
         """A child that is ready for work; HandlerError when the handler cannot be used."""
         loop = asyncio.get_running_loop()
         ours, process = begin_child(self._handler, self._max_output_characters)
-        child = _Child(process, self._on_message)
+        child = Child(process, self._on_message)
         try:
             await loop.create_unix_connection(lambda: child, sock=ours)
             waits: list[asyncio.Future[Any]] = [child.handshake, child.end]
@@ -422,7 +301,7 @@ class Compute:
             raise
         return child
 
-    async def _supervise(self, child: _Child | None, seats: int) -> None:
+    async def _supervise(self, child: Child | None, seats: int) -> None:
         """Keep one child alive for ever: put another in its place whenever it has ended."""
         pause_seconds = FIRST_PAUSE_SECONDS
         while True:
@@ -451,39 +330,3 @@ class Compute:
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
             child = None
-
-
-def begin_child(
-    handler: str, max_output_characters: int
-) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The socket to a new child and its process."""
-    ours, theirs = socket.socketpair()
-    with theirs, contextlib.ExitStack() as on_error:
-        on_error.enter_context(ours)
-        # The program is this Python with a module of ours.
-        process = subprocess.Popen(  # noqa: S603
-            [
-                sys.executable,
-                # What a handler prints must be seen even if it is killed right after.
-                "-u",
-                "-m",
-                "partway.worker.child",
-                str(theirs.fileno()),
-                str(os.getpid()),
-                str(max_output_characters),
-                handler,
-            ],
-            stdin=subprocess.DEVNULL,
-            # Standard output belongs to the results of `try`.
-            stdout=sys.__stderr__,
-            pass_fds=[theirs.fileno()],
-        )
-        on_error.pop_all()
-    return ours, process
-
-
-def how_it_ended(status: int) -> str:
-    """A sentence for the exit status of a child."""
-    if status < 0:
-        return f"the handler's process ended by signal {-status}"
-    return f"the handler's process ended with exit status {status}"

@@ -12,7 +12,7 @@ from typing import Any
 from partway.store.database import Database, Unavailable
 from partway.store.loop import wait_for_any
 from partway.worker.choice import Active, Choice
-from partway.worker.compute import Compute, Ending, Work
+from partway.worker.compute import Compute
 from partway.worker.lease import Exchanged, Lease, Ready, exchange, fail, give_back, renew
 from partway.worker.metrics import (
     CLAIM_DURATION,
@@ -22,6 +22,7 @@ from partway.worker.metrics import (
     SLOTS,
     of_handler,
 )
+from partway.worker.process import Ending, Work
 from partway.worker.settings import WorkerSettings
 
 log = logging.getLogger("partway.worker")

@@ -7,8 +7,9 @@ import sys
 import time
 from typing import Any
 
-from partway.worker.compute import Compute, Ending, Work
+from partway.worker.compute import Compute
 from partway.worker.handler import HandlerError
+from partway.worker.process import Ending, Work
 
 # A trial is for looking at the result, so it is never cut for being long.
 MAX_OUTPUT_CHARACTERS = 10_000_000

@@ -1,12 +1,9 @@
-"""Strangers share the service, so a call shows whose it is: by a key, or a session of a browser."""
+"""Strangers share the service, so a call shows who it comes from: by a key or a browser session."""
 
 import hashlib
-import re
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import parse_qs
 
 from fastapi import Request as Call
 
@@ -15,6 +12,7 @@ from partway.app.settings import AppSettings
 from partway.store.database import Database
 
 Scope = Literal["requests", "operator"]
+
 SCOPES: tuple[Scope, ...] = ("requests", "operator")
 
 # What a browser sends in place of a key, which no script can read and no other site can send.
@@ -22,14 +20,6 @@ COOKIE = "partway_session"
 
 # A working day; who works longer shows the key once more.
 SESSION_HOURS = 12
-
-# A key in a form, and where to go next; nothing longer is one.
-MAX_FORM_BYTES = 8192
-
-FORM = "application/x-www-form-urlencoded"
-
-# A path of this site. A browser takes a second slash, or a backslash, for the name of another.
-OWN_PATH = re.compile(r"/(?:[!-.0-\[\]-~][!-\[\]-~]*)?")
 
 
 @dataclass(frozen=True)
@@ -121,59 +111,3 @@ def require_scope(
 def unauthorized(detail: str) -> Problem:
     """The problem of one who is not known; it never repeats what was sent."""
     return Problem("unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
-
-
-@dataclass(frozen=True)
-class Login:
-    """What a login form says: the key, and the page of ours to go to."""
-
-    key: str
-    next: str
-
-
-def read_login(raw: bytes, content_type: str | None) -> Login:
-    """The form of POST /login, with `/` where it names no page of ours; Problem 415 for no form."""
-    if (content_type or "").split(";")[0].strip().lower() != FORM:
-        raise Problem("unsupported-media-type", f"Send the key as {FORM}.")
-    fields = parse_qs(raw.decode("utf-8", "replace"))
-    path = fields.get("next", ["/"])[0]
-    return Login(fields.get("key", [""])[0].strip(), path if OWN_PATH.fullmatch(path) else "/")
-
-
-# Again with the same token, should the reply be lost, it changes nothing.
-BEGIN_SESSION = """
-INSERT INTO sessions (hash, key_hash, created_at)
-SELECT %s, hash, NOW(6)
-FROM   access_keys
-WHERE  hash = %s
-  AND  revoked_at IS NULL
-ON DUPLICATE KEY UPDATE sessions.created_at = sessions.created_at
-"""
-
-DELETE_OLD_SESSIONS = """
-DELETE FROM sessions
-WHERE  created_at < NOW(6) - INTERVAL %s HOUR
-ORDER  BY created_at
-LIMIT  100
-"""
-
-
-async def begin_session(db: Database, key: str) -> str | None:
-    """The token of a new session of this key; None when it is nobody's key.
-
-    Whoever comes in takes out what has ended, so that the sessions never outnumber the logins of
-    half a day by more than those that nobody followed.
-    """
-    token = secrets.token_urlsafe(32)
-    if not await db.write(BEGIN_SESSION, (digest(token), digest(key))):
-        return None
-    await db.write(DELETE_OLD_SESSIONS, (SESSION_HOURS,))
-    return token
-
-
-END_SESSION = "DELETE FROM sessions WHERE hash = %s"
-
-
-async def end_session(db: Database, token: str) -> None:
-    """Nothing; afterwards this session is over, if it was one."""
-    await db.write(END_SESSION, (digest(token),))

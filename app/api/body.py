@@ -1,21 +1,18 @@
-"""What comes in is checked in one place and refused with the name of what is wrong."""
+"""A request body is checked in one place and refused with the name of what is wrong."""
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NoReturn
 
+from fastapi import Request as Call
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from partway.app.problems import FieldError, Problem
 from partway.app.requests.split import Pieces, split
+from partway.app.requests.submission import PUBLIC_ID, Submission
 from partway.app.settings import AppSettings
-
-# A public id stands in paths, logs and ledgers, and must mean the same in each.
-PUBLIC_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,63}")
 
 # A person reads this many; a body of two megabytes can hold a million.
 MAX_ERRORS_NAMED = 20
@@ -72,18 +69,29 @@ class Body(BaseModel):
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-@dataclass(frozen=True)
-class Submission:
-    """A request as it will be stored."""
+def invalid_request(wrong: list[FieldError]) -> Problem:
+    """The problem that names these faults."""
+    return Problem("invalid-request", "The request has faults.", wrong=wrong)
 
-    public_id: str
-    body_hash: bytes
-    pieces: Pieces
-    is_document: bool
-    params: str
-    on_missing: Literal["null", "source", "omit"]
-    on_disconnect: Literal["continue", "cancel"]
-    deadline_ms: int
+
+async def read_body(call: Call, limit: int) -> bytes:
+    """The body of a call; Problem 413 when it has more bytes than `limit`, however it is sent.
+
+    Problem 415 when it is compressed: small as it comes, it could be any size.
+    """
+    if call.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem("unsupported-media-type", "Send the body without a Content-Encoding.")
+    # The framework's own limit answers in plain text where a call fails before its body is read.
+    raw = bytearray()
+    announced = int(call.headers.get("content-length", 0))
+    if announced <= limit:
+        async for part in call.stream():
+            raw += part
+            if len(raw) > limit:
+                break
+    if max(announced, len(raw)) > limit:
+        raise Problem("body-too-large", f"A body may have {limit} bytes.")
+    return bytes(raw)
 
 
 def read_submission(
@@ -124,11 +132,6 @@ def read_submission(
         on_disconnect=body.on_disconnect or ("continue" if public_id else "cancel"),
         deadline_ms=min(body.deadline_ms, settings.max_deadline_ms),
     )
-
-
-def invalid_request(wrong: list[FieldError]) -> Problem:
-    """The problem that names these faults."""
-    return Problem("invalid-request", "The request has faults.", wrong=wrong)
 
 
 def raise_if_any(wrong: Iterator[FieldError]) -> None:

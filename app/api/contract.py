@@ -5,16 +5,18 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
 from partway.app import problems
-from partway.app.api.body import MAX_DEPTH, PUBLIC_ID, Body
+from partway.app.api.body import MAX_DEPTH, Body
 from partway.app.api.usage import EVERYBODY, UsageAnswer
 from partway.app.problems import KINDS, NO_TYPE, PROBLEM_MEDIA_TYPE, URN, FieldError
 from partway.app.requests.answer import Answer, Counts, SegmentAnswer, Usage
 from partway.app.requests.events import EVENT_ID, EVENTS, Accepted, Working
 from partway.app.requests.ledger import Metered
+from partway.app.requests.submission import PUBLIC_ID
 from partway.app.settings import AppSettings
 
 COMPONENTS = "#/components/schemas/{model}"
@@ -186,6 +188,11 @@ EXAMPLE_CSV = """\
 day,tenant,status,billed,requests,segments,input_characters,output_characters
 2026-11-30,acme,completed,true,1,1,11,9
 """
+
+
+def api_router() -> APIRouter:
+    """A router whose operations are called as their functions are, in the OpenAPI document."""
+    return APIRouter(generate_unique_id_function=lambda route: route.name)
 
 
 def event_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:

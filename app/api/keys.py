@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from partway.app.api.access import SCOPES, digest
-from partway.app.api.body import PUBLIC_ID
+from partway.app.requests.submission import PUBLIC_ID
 from partway.store.database import Database, Row, Unavailable
 from partway.store.settings import DatabaseSettings, Flags, read_settings
 from partway.store.start import StartupError, open_database

@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from partway.app.api.body import PUBLIC_ID
 from partway.app.problems import Problem
+from partway.app.requests.submission import PUBLIC_ID
 from partway.store.database import Database, Row
 
 # How many records are in memory at once.

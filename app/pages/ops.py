@@ -1,43 +1,30 @@
 """Operators look at the rows in a browser, find a request there, and may cancel it."""
 
-import logging
 import re
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Response
 from fastapi import Request as Call
 from fastapi.responses import RedirectResponse
 
-from partway.app.api.access import COOKIE, MAX_FORM_BYTES, Caller, require_scope
-from partway.app.api.body import PUBLIC_ID
+from partway.app.api.access import Caller, require_scope
+from partway.app.api.body import read_body
+from partway.app.api.sessions import MAX_FORM_BYTES
 from partway.app.metrics import PROBLEMS
-from partway.app.pages.overview import (
-    OPS_LABELS,
-    SEGMENTS_READ,
-    SegmentStrip,
-    format_duration,
-    read_letters,
-    read_overview,
-    read_row,
-    read_segment_histories,
-    read_texts,
-    request_path,
-)
-from partway.app.pages.page import PageRoute, render
-from partway.app.requests.answer import read_request
+from partway.app.pages.labels import OPS_LABELS, format_duration
+from partway.app.pages.ops_overview import read_overview
+from partway.app.pages.ops_request import read_row, read_segment_histories, read_texts
+from partway.app.pages.ops_summary import SEGMENTS_READ, read_letters, request_path
+from partway.app.pages.render import page_router, render
+from partway.app.pages.strip import SegmentStrip
 from partway.app.requests.ledger import find_metered
-from partway.store.close import close
-from partway.store.database import Database
-
-if TYPE_CHECKING:
-    from partway.app.api.routes import Door
-
-log = logging.getLogger("partway.app")
+from partway.app.requests.service import RequestService
+from partway.app.requests.submission import PUBLIC_ID
 
 # Segments on a page, and fewer where their texts come with them.
 SEGMENTS_SHOWN = 1_000
+
 TEXTS_SHOWN = 100
 
 # A strip is one line on a desk, and a grid of them where a request stands alone.
@@ -50,42 +37,12 @@ FOLLOW_SECONDS = 5
 INDEX = re.compile(r"[0-9]{1,9}")
 
 
-async def cancel(db: Database, tenant: str, public_id: str) -> bool:
-    """True when this call closed the request as cancelled; False when there is nothing to close."""
-    if not (PUBLIC_ID.fullmatch(tenant) and PUBLIC_ID.fullmatch(public_id)):
-        return False
-    request = await read_request(db, tenant, public_id)
-    # Only an active one: closing a final one would wait for the settlement that may hold it.
-    if request is None or request.status != "active":
-        return False
-    if not await close(db, request.id, "cancelled"):
-        return False
-    log.info(
-        "request cancelled by an operator",
-        extra={
-            "request_id": public_id,
-            "tenant": tenant,
-            "request_no": request.id,
-            "segments": request.segments,
-        },
-    )
-    return True
-
-
-def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) -> APIRouter:
+def ops_pages(service: RequestService) -> APIRouter:
     """The routes of the operators' pages; they stand in no contract."""
-    settings = door.settings
+    settings = service.settings
 
-    async def look_for_a_session(call: Call) -> None:
-        call.state.session = not settings.keyless and COOKIE in call.cookies
-
-    router = APIRouter(
-        prefix="/ops",
-        route_class=PageRoute,
-        include_in_schema=False,
-        dependencies=[Depends(look_for_a_session)],
-    )
-    Operator = Annotated[Caller, Depends(require_scope(door.db, settings, "operator"))]
+    router = page_router(settings, "/ops")
+    Operator = Annotated[Caller, Depends(require_scope(service.db, settings, "operator"))]
 
     def page(call: Call, template: str, status: int = 200, **values: Any) -> Response:
         return render(call, template, status, words=OPS_LABELS, lasting=format_duration, **values)
@@ -94,7 +51,7 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         """What was metered of a request that has no row, or that there is none such."""
         # A name that no request can have was metered for none.
         is_name = PUBLIC_ID.fullmatch(tenant) and PUBLIC_ID.fullmatch(public_id)
-        metered = await find_metered(door.db, tenant, public_id) if is_name else None
+        metered = await find_metered(service.db, tenant, public_id) if is_name else None
         if metered is None:
             PROBLEMS["unknown-request"].inc()
         status = 404 if metered is None else 200
@@ -108,7 +65,7 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         """What there is now."""
         # A name that no tenant can have is before all of them.
         begin = after if PUBLIC_ID.fullmatch(after) else ""
-        seen = await read_overview(door.db, begin)
+        seen = await read_overview(service.db, begin)
         response = page(call, "ops.html", seen=seen, after=begin, follow=bool(follow))
         if follow:
             response.headers["Refresh"] = str(FOLLOW_SECONDS)
@@ -137,13 +94,13 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         with_texts = text == "show"
         most = TEXTS_SHOWN if with_texts else SEGMENTS_SHOWN
         begin = int(first) if INDEX.fullmatch(first) else 0
-        request = await read_row(door.db, tenant, public_id, begin, most)
+        request = await read_row(service.db, tenant, public_id, begin, most)
         if request is None:
             return await without_rows(call, tenant, public_id)
-        lives = await read_segment_histories(door.db, request, begin, most)
-        texts = await read_texts(door.db, request.id, begin, most) if with_texts else {}
+        lives = await read_segment_histories(service.db, request, begin, most)
+        texts = await read_texts(service.db, request.id, begin, most) if with_texts else {}
         # Last: when these are there, all of the others were.
-        letters = (await read_letters(door.db, [request.id])).get(request.id, "")
+        letters = (await read_letters(service.db, [request.id])).get(request.id, "")
         if len(letters) < min(request.segments, SEGMENTS_READ):
             return await without_rows(call, tenant, public_id)
         return page(
@@ -161,12 +118,12 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
     @router.get("/requests/{tenant}/{public_id}/cancel")
     async def ask_to_cancel(call: Call, tenant: str, public_id: str, caller: Operator) -> Response:
         """Ask whether it is meant."""
-        request = await read_row(door.db, tenant, public_id, 0, 0)
+        request = await read_row(service.db, tenant, public_id, 0, 0)
         if request is None:
             return await without_rows(call, tenant, public_id)
         if request.status != "active":
             return RedirectResponse(request.path, 303)
-        letters = (await read_letters(door.db, [request.id])).get(request.id, "")
+        letters = (await read_letters(service.db, [request.id])).get(request.id, "")
         progress = SegmentStrip(request.segments, letters)
         return page(call, "ops_cancel.html", request=request, progress=progress)
 
@@ -176,7 +133,10 @@ def ops_pages(door: "Door", read_body: Callable[[Call, int], Awaitable[bytes]]) 
         path = request_path(tenant, public_id)
         if not is_sure(await read_body(call, MAX_FORM_BYTES)):
             return RedirectResponse(f"{path}/cancel", 303)
-        await cancel(door.db, tenant, public_id)
+        # A name that no request can have is not worth a statement.
+        if PUBLIC_ID.fullmatch(tenant) and PUBLIC_ID.fullmatch(public_id):
+            event = "request cancelled by an operator"
+            await service.close_as_cancelled(tenant, public_id, event)
         return RedirectResponse(path, 303)
 
     return router

@@ -186,49 +186,49 @@ class RequestSubscriptions:
     def __init__(self, db: Database, watch: Watch) -> None:
         self._db = db
         self._watch = watch
-        self._feeds: dict[int, RequestSubscription] = {}
+        self._subscriptions: dict[int, RequestSubscription] = {}
 
     @contextlib.contextmanager
     def watching(self, tenant: str, request: Request) -> Iterator[RequestSubscription]:
-        """The feed of a request, which is followed for as long as anybody is in such a block."""
-        feed = self._feeds.get(request.id)
-        if feed is None or feed.is_stale():
-            feed = self._feeds[request.id] = RequestSubscription(request)
-            feed.following = asyncio.create_task(self._follow(tenant, feed))
-        feed.watchers += 1
+        """The subscription of a request; its rows are read for as long as any such block lasts."""
+        subscription = self._subscriptions.get(request.id)
+        if subscription is None or subscription.is_stale():
+            subscription = self._subscriptions[request.id] = RequestSubscription(request)
+            subscription.following = asyncio.create_task(self._follow(tenant, subscription))
+        subscription.watchers += 1
         try:
-            yield feed
+            yield subscription
         finally:
-            feed.watchers -= 1
-            if not feed.watchers:
-                feed.following.cancel()
+            subscription.watchers -= 1
+            if not subscription.watchers:
+                subscription.following.cancel()
                 # A newcomer may have put another in the place of a stale one.
-                if self._feeds.get(request.id) is feed:
-                    del self._feeds[request.id]
+                if self._subscriptions.get(request.id) is subscription:
+                    del self._subscriptions[request.id]
 
-    async def _follow(self, tenant: str, feed: RequestSubscription) -> None:
+    async def _follow(self, tenant: str, subscription: RequestSubscription) -> None:
         """Read what is new at each look until the request is final, and then the answer."""
-        request = feed.request
+        request = subscription.request
         try:
             if request.status == "active":
                 ends_at = request.ends_at
                 async for progress in polls(self._db, self._watch, request, lambda: ends_at):
-                    await self._read(feed, progress)
+                    await self._read(subscription, progress)
             # What was read already crosses the wire no second time.
-            answer = await read_answer(self._db, tenant, request.public_id, feed.finished)
+            answer = await read_answer(self._db, tenant, request.public_id, subscription.finished)
             if answer is not None:
-                feed.end = format_event("end", answer, f"{request.segments + 1}:end")
-                feed.answer = answer
+                subscription.end = format_event("end", answer, f"{request.segments + 1}:end")
+                subscription.answer = answer
         except (Unavailable, Settled):
             # The streams end without their `end`: a reader that comes back is told why.
             return
         finally:
-            feed.is_over = True
-            feed.tell()
+            subscription.is_over = True
+            subscription.tell()
 
-    async def _read(self, feed: RequestSubscription, progress: Progress) -> None:
+    async def _read(self, subscription: RequestSubscription, progress: Progress) -> None:
         """Take in what is new; what cannot be read now is read at a later look."""
-        request = feed.request
+        request = subscription.request
         left = request.ends_at - time.monotonic()
         if left <= 0:
             return
@@ -237,27 +237,29 @@ class RequestSubscriptions:
             async with asyncio.timeout(left):
                 # Before the results: what is written back in between must not be in neither.
                 working = await read_processing(self._db, request.id)
-                if progress.finished > len(feed.finished):
-                    status, fresh = await read_newly_finished(self._db, request.id, feed.finished)
+                if progress.finished > len(subscription.finished):
+                    status, fresh = await read_newly_finished(
+                        self._db, request.id, subscription.finished
+                    )
                     # What a row said beside a close may be too late for the answer.
                     if status == "active" and fresh:
-                        feed.finished |= fresh
-                        feed.tell()
-                working -= feed.finished.keys()
-                if working != feed.working:
-                    feed.working = frozenset(working)
-                    feed.tell()
+                        subscription.finished |= fresh
+                        subscription.tell()
+                working -= subscription.finished.keys()
+                if working != subscription.working:
+                    subscription.working = frozenset(working)
+                    subscription.tell()
 
 
 async def stream(
-    feed: RequestSubscription, has: set[int] | None, stops_at: Callable[[], float]
+    subscription: RequestSubscription, has: set[int] | None, stops_at: Callable[[], float]
 ) -> AsyncIterator[bytes]:
     """The events that a reader lacks who has these segments, with pings, until `stops_at()`.
 
     None for one who has nothing yet. It ends without an `end` when the node stops, or the database
     was away when the request was due: the request goes on, and the reader on another node.
     """
-    request = feed.request
+    request = subscription.request
     had = set() if has is None else has
     working: frozenset[int] = frozenset()
     if has is None:
@@ -266,18 +268,18 @@ async def stream(
         yield format_event("accepted", accepted, event_id(had))
     silent_since = time.monotonic()
     while time.monotonic() < stops_at():
-        changed = feed.changed
-        for segment in feed.lacking(had):
+        changed = subscription.changed
+        for segment in subscription.lacking(had):
             had.add(segment.index)
             yield format_event("segment", segment, event_id(had))
             silent_since = time.monotonic()
         # Not what has come while a slow reader was told of the rest: that goes before the end.
-        if feed.is_over and not changed.is_set():
-            if feed.end:
-                yield feed.end
+        if subscription.is_over and not changed.is_set():
+            if subscription.end:
+                yield subscription.end
             return
-        if feed.working != working and not feed.is_over:
-            working = feed.working
+        if subscription.working != working and not subscription.is_over:
+            working = subscription.working
             yield format_event("working", Working(indexes=sorted(working)))
             silent_since = time.monotonic()
         if time.monotonic() - silent_since >= PING_SECONDS:

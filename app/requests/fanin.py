@@ -29,6 +29,11 @@ async def is_active(db: Database, request_id: int) -> bool:
     return bool(rows) and rows[0]["status"] == "active"
 
 
+def is_due(request: Request) -> bool:
+    """Whether the deadline of a request has passed."""
+    return request.ends_at <= time.monotonic()
+
+
 def never_disconnects() -> bool:
     """False: nobody's leaving ends the request."""
     return False

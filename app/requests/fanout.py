@@ -4,9 +4,9 @@ import json
 
 from pymysql.err import IntegrityError, OperationalError
 
-from partway.app.api.body import Submission
 from partway.app.requests.ledger import Settled, find_metered
 from partway.app.requests.split import BLANK
+from partway.app.requests.submission import Submission
 from partway.store.database import Database, Unavailable, error_number, retried
 
 DUPLICATE = 1062

@@ -10,9 +10,11 @@ import aiomysql
 import httpx
 import pytest
 
-from partway.app.api.access import COOKIE, FIND_KEY, begin_session, digest
+from partway.app.api.access import COOKIE, FIND_KEY, digest
 from partway.app.api.keys import revoke_key
-from partway.app.api.routes import Door, build
+from partway.app.api.sessions import begin_session
+from partway.app.application import build
+from partway.app.requests.service import RequestService
 from partway.app.settings import AppSettings
 from partway.batch.settle import settle
 from partway.store.close import close
@@ -355,7 +357,7 @@ async def test_anothers_request_is_answered_like_an_id_that_never_was_at_the_sam
     """Neither the status nor the words nor the work that it takes tells one from the other."""
     theirs = await in_every_state(db, "acme")
     counting = Counting(db)
-    api = httpx.ASGITransport(build(Door(counting, AppSettings())))
+    api = httpx.ASGITransport(build(RequestService(counting, AppSettings())))
     mine = await bearer(db, "beta")
     async with httpx.AsyncClient(transport=api, base_url="http://node", headers=mine) as node:
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partway.app.api.body import MAX_ERRORS_NAMED, Submission, check_public_id, read_submission
+from partway.app.api.body import MAX_ERRORS_NAMED, check_public_id, read_submission
 from partway.app.problems import Problem
 from partway.app.requests.split import Pieces
+from partway.app.requests.submission import Submission
 from partway.app.settings import AppSettings
 
 # The text that no answer may repeat.

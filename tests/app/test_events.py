@@ -17,11 +17,13 @@ from httpx_sse import EventSource, ServerSentEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partway.app.api.routes import PIECE_BYTES, Door, build
+from partway.app.api.streaming import PIECE_BYTES, events_reply
+from partway.app.application import build
 from partway.app.problems import Problem
 from partway.app.requests import events
 from partway.app.requests.answer import NEWLY_FINISHED, PROCESSING, Request
 from partway.app.requests.events import RequestSubscriptions, event_id, read_position, stream
+from partway.app.requests.service import RequestService
 from partway.app.requests.watch import PROGRESS, Watch
 from partway.app.settings import AppSettings
 from partway.batch.settle import settle
@@ -228,7 +230,7 @@ async def named_events(
 
 async def has_read(feeds: RequestSubscriptions, count: int) -> bool:
     """Whether so many segments were read for all who watch the only request."""
-    return any(len(feed.finished) == count for feed in feeds._feeds.values())
+    return any(len(feed.finished) == count for feed in feeds._subscriptions.values())
 
 
 async def request_of(db: Database, public_id: str) -> Request:
@@ -260,7 +262,7 @@ async def test_two_hundred_watchers_read_no_more_than_one(db: Database) -> None:
     assert asked.asked(NEWLY_FINISHED) <= 4
     assert asked.count["writes"] == 1
     assert asked.count.total() <= 2 * looks + 4 + 1 + 3
-    assert feeds._feeds == {}
+    assert feeds._subscriptions == {}
 
 
 async def test_a_thousand_watchers_of_a_finished_request_read_it_once_and_hold_nothing(
@@ -277,7 +279,7 @@ async def test_a_thousand_watchers_of_a_finished_request_read_it_once_and_hold_n
 
     assert told == [["accepted", "segment", "segment", "end"]] * 1000
     assert asked.count.total() <= 3
-    assert feeds._feeds == {}
+    assert feeds._subscriptions == {}
 
 
 async def test_a_slow_watcher_misses_nothing_and_keeps_nobody_waiting(db: Database) -> None:
@@ -306,8 +308,8 @@ async def test_who_leaves_while_others_watch_takes_nothing_from_them(db: Databas
     feeds = RequestSubscriptions(db, Watch(db, 0.02))
     request = await request_of(db, public_id)
     leaver, stayer = (asyncio.create_task(named_events(feeds, request)) for _ in range(2))
-    await wait_until(lambda: asyncio.sleep(0, feeds._feeds), "a feed")
-    feed = feeds._feeds[request.id]
+    await wait_until(lambda: asyncio.sleep(0, feeds._subscriptions), "a feed")
+    feed = feeds._subscriptions[request.id]
     await wait_until(lambda: asyncio.sleep(0, feed.watchers == 2), "both to watch")
 
     leaver.cancel()
@@ -316,7 +318,7 @@ async def test_who_leaves_while_others_watch_takes_nothing_from_them(db: Databas
     assert (await stayer)[-1] == "end"
     with contextlib.suppress(asyncio.CancelledError):
         await leaver
-    assert feeds._feeds == {}
+    assert feeds._subscriptions == {}
 
 
 async def test_when_the_last_watcher_leaves_nobody_reads_on(db: Database) -> None:
@@ -329,7 +331,7 @@ async def test_when_the_last_watcher_leaves_nobody_reads_on(db: Database) -> Non
 
     await asyncio.wait([following], timeout=30)
     assert following.cancelled()
-    assert feeds._feeds == {}
+    assert feeds._subscriptions == {}
 
 
 async def test_a_silent_stream_pings(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -766,8 +768,8 @@ async def test_a_reader_that_leaves_while_it_is_kept_waiting_is_forgotten_at_onc
     db: Database,
 ) -> None:
     request_id, public_id = await submitted(db, 1)
-    door = Door(db, AppSettings())
-    response = door.stream(TENANT, await request_of(db, public_id), None)
+    service = RequestService(db, AppSettings())
+    response = events_reply(service, TENANT, await request_of(db, public_id), None)
     is_sending = asyncio.Event()
 
     async def leaves() -> dict[str, Any]:
@@ -782,7 +784,7 @@ async def test_a_reader_that_leaves_while_it_is_kept_waiting_is_forgotten_at_onc
     await response({"type": "http"}, leaves, takes_nothing)
 
     assert is_sending.is_set()
-    assert door.feeds._feeds == {}
+    assert service.subscriptions._subscriptions == {}
     row = await request_row(db, request_id)
     assert row is not None
     assert row["status"] == "active"
@@ -855,7 +857,7 @@ async def test_who_has_had_the_end_is_told_that_this_was_all(db: Database, node:
 async def test_a_call_is_answered_with_events_only_where_it_would_rather_have_them(
     db: Database, accept: str, is_stream: bool
 ) -> None:
-    door = Door(db, AppSettings(keyless=True))
+    door = RequestService(db, AppSettings(keyless=True))
     api = httpx.ASGITransport(build(door))
     async with httpx.AsyncClient(transport=api, base_url="http://localhost") as near:
         response = await near.post(REQUESTS, json={"document": " "}, headers={"Accept": accept})
@@ -868,7 +870,7 @@ async def test_a_call_is_answered_with_events_only_where_it_would_rather_have_th
 async def test_a_database_that_is_away_is_told_before_the_first_byte(db: Database) -> None:
     asked = Asked(db)
     asked.away = True
-    api = httpx.ASGITransport(build(Door(asked, AppSettings(keyless=True))))
+    api = httpx.ASGITransport(build(RequestService(asked, AppSettings(keyless=True))))
     async with httpx.AsyncClient(transport=api, base_url="http://localhost") as near:
         assert_problem(await near.get(f"{MINE}/events"), 503)
         sent = {"document": "One."}

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from partway.app.api.body import PUBLIC_ID
 from partway.app.api.contract import EXAMPLE_ANSWER, EXAMPLE_BODIES
-from partway.app.api.routes import Door, build
+from partway.app.application import build
 from partway.app.problems import KINDS
 from partway.app.requests.answer import Answer
+from partway.app.requests.service import RequestService
+from partway.app.requests.submission import PUBLIC_ID
 from partway.app.settings import AppSettings
 from partway.store.database import Database
 from tests.actions import ROOT, Client, Programs, arrived, bearer, segment_rows, worked
@@ -85,7 +86,7 @@ async def test_the_door_keeps_its_openapi_document(
 def document(**limits: Any) -> dict[str, Any]:
     """The OpenAPI document of a node with these limits."""
     # Building the door touches no database.
-    return build(Door(None, AppSettings(**limits))).openapi()  # type: ignore[arg-type]
+    return build(RequestService(None, AppSettings(**limits))).openapi()  # type: ignore[arg-type]
 
 
 OPERATIONS = (

@@ -14,9 +14,12 @@ import httpx
 import pytest
 
 from local.server import KINDS, Server, find
-from partway.app.__main__ import listening
-from partway.app.api import routes as door
-from partway.app.api.body import Submission, read_submission
+from partway.app.api import routes
+from partway.app.api.body import read_submission
+from partway.app.application import build
+from partway.app.requests.service import RequestService
+from partway.app.requests.submission import Submission
+from partway.app.serve import listening
 from partway.app.settings import AppSettings
 from partway.store.database import Database
 from tests.actions import (
@@ -347,8 +350,8 @@ async def test_a_document_that_takes_long_to_split_keeps_no_other_call_waiting(
         assert may_end.wait(WAIT_SECONDS)
         return read_submission(*told)
 
-    monkeypatch.setattr(door, "read_submission", slow)
-    api = httpx.ASGITransport(door.build(door.Door(db, AppSettings(keyless=True))))
+    monkeypatch.setattr(routes, "read_submission", slow)
+    api = httpx.ASGITransport(build(RequestService(db, AppSettings(keyless=True))))
     async with httpx.AsyncClient(transport=api, base_url="http://localhost") as node:
         post = asyncio.create_task(node.post(REQUESTS, json={"document": " "}))
 

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from partway.app.api.limits import charge, rate_headers, read_tat_microseconds, refund
 from partway.app.problems import Problem
 from partway.app.requests.admission import AdmissionControl
+from partway.app.requests.allowance import charge, rate_headers, read_tat_microseconds, refund
 from partway.app.settings import AppSettings
 from partway.batch.settle import settle
 from partway.store.close import close

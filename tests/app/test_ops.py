@@ -13,21 +13,17 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from bench.filling import Kind, filling
-from partway.app.api.access import COOKIE, begin_session
-from partway.app.api.routes import Door, build
-from partway.app.pages import overview
+from partway.app.api.access import COOKIE
+from partway.app.api.sessions import begin_session
+from partway.app.application import build
+from partway.app.pages import ops_overview, ops_request, ops_summary, ops_today
+from partway.app.pages.labels import IN_WORDS, failure_reason, format_duration
 from partway.app.pages.ops import FOLLOW_SECONDS
-from partway.app.pages.overview import (
-    IN_WORDS,
-    TENANTS_READ,
-    RequestSummary,
-    SegmentStrip,
-    failure_reason,
-    fit_segments,
-    format_duration,
-    read_overview,
-    request_path,
-)
+from partway.app.pages.ops_overview import fit_segments, read_overview
+from partway.app.pages.ops_summary import RequestSummary, request_path
+from partway.app.pages.ops_today import TENANTS_READ
+from partway.app.pages.strip import SegmentStrip
+from partway.app.requests.service import RequestService
 from partway.app.settings import AppSettings
 from partway.batch.settle import settle
 from partway.store.close import close
@@ -61,7 +57,7 @@ SURE = {"sure": "yes"}
 
 def node_of(db: Database, keyless: bool) -> httpx.AsyncClient:
     """A node on this database, asked without a socket."""
-    api = build(Door(db, AppSettings(keyless=keyless)))
+    api = build(RequestService(db, AppSettings(keyless=keyless)))
     return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url=OWN)
 
 
@@ -289,7 +285,7 @@ async def test_leases_are_counted_by_owner_beside_what_is_known_of_it(
     assert re.fullmatch(r"[5-9]\.\d s ago", gone[2])
     assert unknown[0] == "nobody-knows not among the workers"
     assert figures(response)["Workers"] == "2 12 slots"
-    assert overview.MISSED_SECONDS == MISSED_SECONDS
+    assert ops_overview.MISSED_SECONDS == MISSED_SECONDS
 
 
 async def test_failures_are_counted_by_reason_without_a_word_of_a_document(
@@ -409,8 +405,8 @@ async def test_a_busy_tenant_is_at_least_so_much_and_many_tenants_are_pages(
     for tenant in ("a", "b", "c", "d", "e"):
         for n in range(3):
             await metered(db, tenant, str(n), True, "NOW(6)")
-    monkeypatch.setattr(overview, "DAY_READ", 2)
-    monkeypatch.setattr(overview, "TENANTS_READ", 2)
+    monkeypatch.setattr(ops_today, "DAY_READ", 2)
+    monkeypatch.setattr(ops_today, "TENANTS_READ", 2)
 
     first = await node.get("/ops")
     assert [row[:2] for row in table(first, "Settled today")] == [
@@ -422,7 +418,7 @@ async def test_a_busy_tenant_is_at_least_so_much_and_many_tenants_are_pages(
     assert [row[0] for row in table(last, "Settled today")] == ["e at least; all of it"]
     assert "Tenants after" not in last.text
     # What one page reads of all tenants together ends it too.
-    monkeypatch.setattr(overview, "DAYS_READ", 3)
+    monkeypatch.setattr(ops_today, "DAYS_READ", 3)
     ended = await node.get("/ops")
     assert [row[1] for row in table(ended, "Settled today")] == ["2", "1"]
     assert 'href="/ops?after=b#today-title"' in ended.text
@@ -447,7 +443,7 @@ async def test_what_is_closed_and_not_settled_is_counted_with_the_age_of_its_old
 async def test_of_what_ended_the_latest_failures_are_read_and_the_longest_wait(
     db: Database, node: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "ENDED_READ", 1)
+    monkeypatch.setattr(ops_overview, "ENDED_READ", 1)
     for seconds in (100, 400, 50, 200):
         number, _ = await submitted(db, 1)
         (lease,) = await claimed(db, number)
@@ -548,7 +544,8 @@ async def test_texts_and_errors_are_shown_only_to_who_asks_for_them(
 def test_a_statement_names_no_text_but_the_one_that_is_asked_for_texts() -> None:
     statements = {
         name: value
-        for name, value in vars(overview).items()
+        for module in (ops_overview, ops_request, ops_summary, ops_today)
+        for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str) and value.lstrip().startswith("SELECT")
     }
     assert len(statements) > 10

@@ -137,7 +137,7 @@ async def test_another_body_under_the_same_id_is_refused_and_changes_nothing(
 
     assert refused.status_code == 422
     assert refused.headers["Content-Type"] == "application/problem+json"
-    assert refused.json()["type"] == "urn:partway:problem:other-body"
+    assert refused.json()["type"] == "urn:partway:problem:id-reused"
     assert (await request_row(db, request.id), await segment_rows(db, request.id)) == before
     if not is_closed:
         await worked(db, request.id, 3)
@@ -162,7 +162,7 @@ async def test_a_settled_id_answers_with_what_was_metered_and_never_runs_again(
 
     said = node.program.said()
     assert said.count('"settled request asked for"') == 2
-    assert "request joined" not in said
+    assert "request attached" not in said
     for response in answers:
         assert response.status_code == 410
         assert response.headers["Content-Type"] == "application/problem+json"

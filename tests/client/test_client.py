@@ -390,7 +390,7 @@ async def test_a_real_node_is_asked_answered_and_asked_again(
     assert json.loads(ANSWER.dump_json(answer)) == (await node.get("/v1/requests/mine")).json()
     with pytest.raises(Problem) as raised:
         await caller.call(url, "submit", "Another.", **body)
-    assert raised.value.type == "urn:partway:problem:other-body"
+    assert raised.value.type == "urn:partway:problem:id-reused"
 
 
 async def test_a_real_node_lets_in_who_has_a_key(

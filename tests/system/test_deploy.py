@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic_settings import BaseSettings
 
 from local.server import cache
-from partway.app import __main__ as app_main
+from partway.app import serve
 from partway.app.settings import AppSettings
 from partway.batch.settings import BatchSettings
 from partway.store import database
@@ -282,11 +282,11 @@ def test_what_is_called_is_what_is_there() -> None:
 
 
 def test_the_door_has_the_paths_that_the_probes_ask() -> None:
-    door = (ROOT / "app" / "api" / "routes.py").read_text(encoding="utf-8")
+    health = (ROOT / "app" / "api" / "health.py").read_text(encoding="utf-8")
 
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert container("app")[probe]["httpGet"]["path"] == path
-        assert f'"{path}"' in door
+        assert f'"{path}"' in health
 
 
 @pytest.mark.parametrize("program", ["worker", "batch"])
@@ -323,7 +323,7 @@ def test_a_node_is_given_the_time_to_answer_all_that_it_has_begun() -> None:
     pause = int(container("app")["lifecycle"]["preStop"]["exec"]["command"][1])
 
     assert APP.drain_seconds > APP.max_deadline_ms / 1000
-    needed = pause + APP.drain_seconds + app_main.LAST_ANSWERS_SECONDS
+    needed = pause + APP.drain_seconds + serve.LAST_ANSWERS_SECONDS
     assert needed < pod("app")["terminationGracePeriodSeconds"] <= needed + 15
 
 
@@ -448,7 +448,7 @@ def seconds(directive: str) -> list[int]:
 def test_the_proxy_waits_longer_than_any_call_takes() -> None:
     (waits,) = seconds("proxy_read_timeout")
 
-    assert waits >= APP.max_deadline_ms / 1000 + 5 + app_main.LAST_ANSWERS_SECONDS
+    assert waits >= APP.max_deadline_ms / 1000 + 5 + serve.LAST_ANSWERS_SECONDS
     (shunned,) = re.findall(r"app-1:\d+ fail_timeout=(\d+)s;", CONF)
     assert int(shunned) >= APP.max_deadline_ms / 1000
 

@@ -36,7 +36,7 @@ SETTINGS: tuple[type[BaseSettings], ...] = (
     SleepSettings,
 )
 
-# Which floor may stand on which; what is outside the house is not asked about here.
+# Which folder may import which, of those that a checkout has.
 MAY_IMPORT = {
     "app": {"app", "store"},
     "worker": {"worker", "store"},
@@ -45,6 +45,14 @@ MAY_IMPORT = {
     "client": {"client"},
     "local": {"local"},
 }
+
+# The floors of the app from the top down: arrows only downwards. What lies beside them, such as the
+# settings, imports none of them; what puts them together imports all.
+APP_FLOORS = ("pages", "api", "requests")
+APP_TOP = {"app/application.py", "app/serve.py", "app/command.py", "app/__main__.py"}
+
+# A file that is longer than a reader keeps in mind is two files.
+LONGEST_FILE_LINES = 420
 
 
 def modules(*floors: str) -> Iterator[Path]:
@@ -79,15 +87,62 @@ def test_programs_stand_side_by_side_on_the_store(floor: str) -> None:
     assert wrong == {}
 
 
-def test_only_the_door_knows_the_web() -> None:
+def app_imports(path: Path) -> set[str]:
+    """The modules of the app that a file imports, such as `api.body`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.removeprefix("partway.app.") for name in names if name.startswith("partway.app.")}
+
+
+def test_the_arrows_between_the_floors_of_the_app_point_downwards() -> None:
+    upwards = []
+    for path in modules("app"):
+        floor = path.relative_to(ROOT).parts[1]
+        above = APP_FLOORS[: APP_FLOORS.index(floor)] if floor in APP_FLOORS else APP_FLOORS
+        if named(path) not in APP_TOP:
+            found = sorted(name for name in app_imports(path) if name.split(".")[0] in above)
+            upwards += [f"{named(path)} imports {name}" for name in found]
+
+    assert upwards == []
+
+
+def test_no_modules_of_the_app_import_each_other_in_a_circle() -> None:
+    of = {
+        ".".join(path.relative_to(ROOT / "app").with_suffix("").parts): app_imports(path)
+        for path in modules("app")
+    }
+
+    def reaches(start: str, at: str, seen: set[str]) -> bool:
+        for name in of.get(at, set()) - seen:
+            seen.add(name)
+            if name == start or reaches(start, name, seen):
+                return True
+        return False
+
+    assert [name for name in of if reaches(name, name, set())] == []
+
+
+def test_only_the_upper_floors_of_the_app_know_the_web() -> None:
     web = {"fastapi", "starlette", "uvicorn"}
 
     knows = {named(path) for path in modules(*PROGRAMS, "store") if imported(path) & web}
 
-    assert knows == {
-        *("app/__main__.py", "app/api/access.py", "app/api/routes.py"),
-        *("app/pages/ops.py", "app/pages/page.py"),
+    below = [name for name in knows - APP_TOP if not name.startswith(("app/api/", "app/pages/"))]
+    assert below == []
+
+
+def test_no_file_of_the_product_is_longer_than_a_reader_keeps_in_mind() -> None:
+    long = {
+        named(path): count
+        for path in modules(*PROGRAMS, "store", "client")
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE_LINES
     }
+
+    assert long == {}
 
 
 @pytest.mark.parametrize("path", list(modules(*FLOORS)), ids=named)

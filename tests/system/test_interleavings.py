@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import partway.app.api.routes
 import partway.app.requests.fanout
+import partway.app.requests.service
 import partway.batch.settle
 import partway.store.close
 import partway.worker.lease
-from partway.app.api.body import Submission
 from partway.app.requests.ledger import Settled, find_metered
+from partway.app.requests.submission import Submission
 from partway.store.database import Database
 from proof.interleavings import Tally, staged, tallied
 from proof.transaction_pairs import THREE, TWO, TransactionPair
@@ -246,7 +246,7 @@ async def test_the_meter_asked_before_the_insert_is_seen_to_break_its_law(
     async def not_asked(*_: Any) -> None:
         return None
 
-    monkeypatch.setattr(partway.app.api.routes, "submit", asked_first)
+    monkeypatch.setattr(partway.app.requests.service, "submit", asked_first)
     monkeypatch.setattr(partway.app.requests.fanout, "find_metered", not_asked)
 
     assert ": law 7:" in await broken_by(db, url, "life x PUT")

@@ -25,11 +25,12 @@ from hypothesis.stateful import (
 import partway.batch.settle
 import partway.store.close
 import partway.worker.lease
-from partway.app.api.routes import Door
+from partway.app.problems import Problem
 from partway.app.requests.answer import Answer, read_answer, read_request
 from partway.app.requests.fanin import wait_until_final
 from partway.app.requests.fanout import submit
 from partway.app.requests.ledger import Metered, Settled
+from partway.app.requests.service import RequestService
 from partway.app.requests.watch import Watch
 from partway.app.settings import AppSettings
 from partway.batch.reaper import abandon, overdue
@@ -204,8 +205,10 @@ class Actors(RuleBasedStateMachine):
             self.told(one, self.waited(one, left))
 
     async def cancelled(self, one: Asked) -> Answer:
-        response = await Door(self.db, AppSettings()).cancel(TENANT, one.public_id)
-        return Answer.model_validate_json(bytes(response.body))
+        answer = await RequestService(self.db, AppSettings()).cancel(TENANT, one.public_id)
+        if answer is None:
+            raise Problem("unknown-request", "There is no such request.")
+        return answer
 
     async def waited(self, one: Asked, left: bool) -> Answer | None:
         request = await read_request(self.db, TENANT, one.public_id)

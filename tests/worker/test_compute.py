@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from partway.worker.compute import Compute, Ending, Work, begin_child
+from partway.worker.compute import Compute
 from partway.worker.handler import HandlerError
+from partway.worker.process import Ending, Work, begin_child
 
 SYNC = "tests.odd_handlers:odd"
 ASYNC = "tests.odd_handlers:odd_async"
@@ -585,7 +586,8 @@ async def test_the_neighbours_of_an_unwell_handler_run_again(count: int) -> None
 
 PARENT = """
 import asyncio, sys, time
-from partway.worker.compute import Compute, Work
+from partway.worker.compute import Compute
+from partway.worker.process import Work
 
 async def main():
     compute = Compute("tests.odd_handlers:odd", 2, 600, 1000)
