@@ -1,10 +1,11 @@
 # The few commands of this project. Arguments go through ARGS: make test ARGS="-k lease -x"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test screens mutants model chaos orders bench bench-peers lint format clean
+.PHONY: help run test screens mutants model chaos interleavings bench bench-peers settings lint \
+	format clean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s%s\n", $$1, $$2}' Makefile
 
 run: ## Set up what is missing, start everything, show a document answered; Ctrl-C ends it
 	@local/setup.sh run
@@ -23,7 +24,7 @@ chaos: ## Break everything under load, compare answers with bills: make chaos SE
 	@local/setup.sh test
 	@exec .venv/bin/python -m proof.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),1) $(ARGS)
 
-orders: ## Let transactions meet in COUNT orders each, by chance from SEED: make orders COUNT=1000
+interleavings: ## Run pairs of transactions in COUNT sampled orders each: make interleavings COUNT=1000
 	@local/setup.sh test
 	@exec .venv/bin/python -m proof.interleavings --seed $(or $(SEED),1) --count $(or $(COUNT),300) $(ARGS)
 
@@ -39,6 +40,10 @@ bench: ## Measure the product against its server, figures and curves: make bench
 bench-peers: ## Install the peers in .run/peers and measure each: make bench-peers ARGS="dramatiq arq"
 	@local/setup.sh test
 	@exec .venv/bin/python -m bench.peers $(ARGS)
+
+settings: ## Write docs/settings.md from the settings classes
+	@local/setup.sh test
+	@exec .venv/bin/python -m proof.settings_page
 
 mutants: ## Take out, one by one, the lines that uphold a law, and see a test fail; ARGS="law" for some
 	@local/setup.sh test

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings
 
 from partway.store.settings import DatabaseSettings, read_address, read_settings
 from partway.worker.handlers import read_settings as read_handler_settings
-from tests.system.test_house import SETTINGS
+from proof.settings_page import SETTINGS
 
 SECRET = "S3cr3t-of-mine"
 

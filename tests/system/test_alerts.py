@@ -17,11 +17,11 @@ import partway.batch.metrics
 import partway.store.metrics
 import partway.worker.metrics
 from partway.store.database import CONFLICTS, Database
+from proof.settings_page import SETTINGS, names_of
 from tests.actions import ROOT
 from tests.conftest import AnyServer
 from tests.system.test_deploy import DEPLOY, tool
 from tests.system.test_faults_table import code
-from tests.system.test_house import SETTINGS, names_of
 
 Rule = dict[str, Any]
 
