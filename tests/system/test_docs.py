@@ -193,7 +193,7 @@ def test_a_statement_is_in_the_module_that_the_architecture_names() -> None:
         (name, modules)
         for name, modules in known
         if not any(
-            re.search(rf"^{name}\b.* = ", (ROOT / module).read_text(encoding="utf-8"), re.MULTILINE)
+            re.search(rf"^{name}\b.*= ", (ROOT / module).read_text(encoding="utf-8"), re.MULTILINE)
             for module in [*modules, *filter(None, [anywhere.get(name)])]
         )
     ]
