@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +25,9 @@ from tests.sweeps import WHOLE
 SNAPSHOT_ISOLATION = "--innodb-snapshot-isolation=ON"
 
 GIVEN = os.environ.get("PARTWAY_DATABASE_URL")
+
+# What the folders of all tests take together, and some more.
+ROOM_IN_MEMORY_BYTES = 4 * 1024**3
 
 number = itertools.count(1)
 
@@ -92,6 +96,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "either_server: on one server, chosen by its name; on each in `make prove`"
     )
     config.addinivalue_line("markers", "sweep: it takes a sample of what `make prove` takes whole")
+    # Nothing that a test writes has to outlive the machine, and a disk is what tests wait for most.
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > ROOM_IN_MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
     # A shell has its background jobs ignore Ctrl-C, and our programs would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
