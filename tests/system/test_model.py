@@ -24,8 +24,8 @@ BREAKS = {
     "WITHOUT_TRANSACTION": "law_4_metered_exactly_once",
     "WITHOUT_CHECK": "law_5_nothing_starts_too_late",
     "WITHOUT_GRACE": "law_6_only_the_dead_are_overdue",
-    "WITHOUT_SWEEPER": "law_6_nothing_lives_for_ever",
-    "WITHOUT_KEEP_LIMIT": "law_6_nothing_lives_for_ever",
+    "WITHOUT_REAPER": "law_6_nothing_lives_for_ever",
+    "WITHOUT_RETENTION_LIMIT": "law_6_nothing_lives_for_ever",
     "WITHOUT_INSERT_FIRST": "law_7_settled_ids_stay_settled",
 }
 
