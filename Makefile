@@ -1,19 +1,28 @@
 # The few commands of this project. Arguments go through ARGS: make test ARGS="-k lease -x"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test screens mutants model chaos orders bench bench-peers lint format clean
+.PHONY: help run test prove screens mutants model chaos interleavings bench bench-peers settings lint \
+	format clean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s%s\n", $$1, $$2}' Makefile
 
 run: ## Set up what is missing, start everything, show a document answered; Ctrl-C ends it
 	@local/setup.sh run
 # exec, so that its parent is make itself: it ends when make does, however that happens.
 	@exec .venv/bin/python -m local --parent $$PPID $(ARGS)
 
-test: ## Set up what is missing, run every test on a private MariaDB and a private MySQL
+# More processes than cores, since most tests wait: for a deadline, for a lease, for a program.
+PROCESSES = 6
+
+test: ## Run every test on a private MariaDB and a private MySQL, sweeps sampled
 	@local/setup.sh test
-	@exec .venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
+
+# What takes a seed or a law of its own is not in it: make chaos, make mutants, make model.
+prove: ## Run whole what make test samples: every order, every random input, each on all servers
+	@local/setup.sh test
+	@WHOLE_SWEEPS=1 exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 model: ## Check the protocol in every order of steps with spin; ARGS=WITHOUT_TOKEN breaks a law
 	@local/setup.sh test
@@ -23,7 +32,7 @@ chaos: ## Break everything under load, compare answers with bills: make chaos SE
 	@local/setup.sh test
 	@exec .venv/bin/python -m proof.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),1) $(ARGS)
 
-orders: ## Let transactions meet in COUNT orders each, by chance from SEED: make orders COUNT=1000
+interleavings: ## Run pairs of transactions in COUNT sampled orders each: make interleavings COUNT=1000
 	@local/setup.sh test
 	@exec .venv/bin/python -m proof.interleavings --seed $(or $(SEED),1) --count $(or $(COUNT),300) $(ARGS)
 
@@ -39,6 +48,10 @@ bench: ## Measure the product against its server, figures and curves: make bench
 bench-peers: ## Install the peers in .run/peers and measure each: make bench-peers ARGS="dramatiq arq"
 	@local/setup.sh test
 	@exec .venv/bin/python -m bench.peers $(ARGS)
+
+settings: ## Write docs/settings.md from the settings classes
+	@local/setup.sh test
+	@exec .venv/bin/python -m proof.settings_page
 
 mutants: ## Take out, one by one, the lines that uphold a law, and see a test fail; ARGS="law" for some
 	@local/setup.sh test

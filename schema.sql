@@ -1,7 +1,7 @@
 -- Everything that the three programs say to each other, they say in these tables.
 --
 -- This file is for readers. What is applied to a database are the numbered files in
--- store/migrations; tests/test_migrations.py holds that both make the same tables.
+-- store/migrations; tests/store/test_migrations.py holds that both make the same tables.
 --
 -- A caller's request becomes one row in `requests` and one row in `segments` for each piece of its
 -- document, written in one transaction, so that no worker sees half of it. A worker claims a segment

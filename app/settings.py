@@ -20,13 +20,13 @@ class AppSettings(BaseSettings):
     # Only where nobody else reaches the port: whoever does is everybody.
     keyless: bool = Field(
         False,
-        description="Whether calls need no key; everybody is one tenant, on a loopback address.",
+        description="Whether calls need no key: everybody is one tenant, on a loopback address.",
     )
     # A browser is told other names for an address by whoever owns the name.
     hosts: str = Field(
         "",
-        description="The names that browsers may call this node by, comma separated, "
-        "besides those of a loopback address and the one that it listens on.",
+        description="The names by which browsers call this node, comma separated, "
+        "besides loopback names and the address that it listens on.",
     )
     # Only whoever chose the handler knows what it can be asked for.
     page_params: Json[dict[str, dict[str, str]]] = Field(
@@ -39,14 +39,15 @@ class AppSettings(BaseSettings):
         100,
         ge=1,
         le=10_000,
-        description="How many segments a document is split into, or more where they were too long.",
+        description="Into how many segments a document is split at most, "
+        "unless they would be too long.",
     )
     # MariaDB takes no packet over 16 MiB by default, and the separators are stored as one value.
     max_body_bytes: int = Field(
         2_097_152, ge=1024, le=8_388_608, description="The largest body of a request, in bytes."
     )
     max_segments: int = Field(
-        1000, ge=1, le=100_000, description="How many segments one request may have."
+        1000, ge=1, le=100_000, description="How many segments one request has at most."
     )
     max_segment_characters: int = Field(
         5000, ge=10, le=1_000_000, description="The longest segment, in Unicode code points."
@@ -59,28 +60,31 @@ class AppSettings(BaseSettings):
         1000,
         ge=1,
         le=1_000_000,
-        description="How many requests may be active, on all nodes together.",
+        description="How many requests are active at most, on all nodes; "
+        "then new ones are refused.",
     )
     # Some hundred megabytes of rows. A single body may be larger than this and is still taken.
     max_waiting_characters: int = Field(
         100_000_000,
         ge=1,
-        description="How many code points the segments of active requests may have together.",
+        description="How many code points the segments of active requests have together at most; "
+        "then new requests are refused.",
     )
     # Half of max_active_requests: a single tenant never shuts the others out.
     tenant_active_requests: int = Field(
         500,
         ge=0,
         le=1_000_000,
-        description="How many requests of one tenant may be active, on all nodes; 0 for any.",
+        description="How many requests of one tenant are active at most, on all nodes; "
+        "0 for no limit.",
     )
     # As much as may wait at all: it ends a loop that has gone wild, and no honest day's work.
     tenant_characters_per_minute: int = Field(
         100_000_000,
         ge=0,
         le=1_000_000_000_000,
-        description="How many code points one tenant may send in a minute, to all nodes; "
-        "0 for any.",
+        description="How many code points one tenant can send in a minute, to all nodes; "
+        "0 for no limit.",
     )
     # Proxies and load balancers end a silent call after 60 s by default.
     max_deadline_ms: int = Field(
@@ -88,11 +92,14 @@ class AppSettings(BaseSettings):
     )
     # At most 2 s, since a node that stops answers its open calls at their next look.
     poll_seconds: float = Field(
-        0.5, gt=0, le=2, description="How often a waiting call looks for finished segments."
+        0.5, gt=0, le=2, description="The longest time between two polls for a waiting call."
     )
     # Longer than most handlers take for a segment, shorter than the 30 s that a container is given.
     drain_seconds: float = Field(
-        25, ge=0, le=86_400, description="How long open calls may go on after SIGTERM."
+        25,
+        ge=0,
+        le=86_400,
+        description="How long open calls can continue after SIGTERM; then each is answered.",
     )
     # Longer than the idle time of common load balancers, which otherwise meet a closed socket.
     keep_alive_seconds: int = Field(

@@ -15,15 +15,15 @@ class BatchSettings(BaseSettings):
         60,
         ge=1,
         le=86_400,
-        description="How long a closed request stays readable before it settles.",
+        description="How long a closed request can be read before it is settled.",
     )
     # A node that lives has answered long before.
     grace_seconds: float = Field(
         5,
         ge=0,
         le=3600,
-        description="How long after its deadline a request is given up as abandoned.",
+        description="How long after its deadline an active request is closed as abandoned.",
     )
     idle_seconds: float = Field(
-        1, gt=0, le=3600, description="The longest rest between two looks for something to settle."
+        1, gt=0, le=3600, description="The longest idle wait between two passes."
     )

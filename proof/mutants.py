@@ -70,7 +70,7 @@ ACCESS = "app/api/access.py"
 MUTANTS = (
     # Law 1: one live lease.
     Mutant(
-        "law 1: a claim skips what another holds",
+        "law 1: a claim skips rows that another claim has locked",
         LEASE,
         "LIMIT  %s\nFOR UPDATE SKIP LOCKED",
         "LIMIT  %s",
@@ -148,7 +148,7 @@ MUTANTS = (
         "store/test_close.py::test_only_the_first_close_counts",
     ),
     Mutant(
-        "law 2: of a completed request only the outcome counts",
+        "law 2: only the outcome decides about a completed request",
         "app/requests/answer.py",
         'counted = "df" if request.status == "completed" else "dfr"',
         'counted = "dfrp"',
@@ -163,7 +163,7 @@ MUTANTS = (
         "batch/test_settle.py::test_a_segment_done_after_the_close_of_a_completed_request_is_not_billed",
     ),
     Mutant(
-        "law 3: a cancelled request pays for its stragglers",
+        "law 3: a cancelled request pays for its in-flight segments",
         SETTLE,
         "OR r.status <> 'completed' AND",
         "OR FALSE AND",
@@ -185,7 +185,7 @@ MUTANTS = (
         "batch/test_settle.py::test_a_write_back_between_the_count_and_the_delete_waits_and_finds_nothing",
     ),
     Mutant(
-        "law 4: fewer locked than the request has are not settled",
+        "law 4: a request is not settled unless all its segments are locked",
         SETTLE,
         'if segments["locked"] < request["segments"]:',
         "if False:",
@@ -199,7 +199,7 @@ MUTANTS = (
         "batch/test_settle.py::test_a_cancelled_request_waits_for_live_leases_and_not_for_dead_ones",
     ),
     Mutant(
-        "law 4: but not past its deadline + keep",
+        "law 4: but not after its deadline + retention",
         SETTLE,
         "status = 'cancelled' AND deadline >= NOW(6) - INTERVAL %s MICROSECOND",
         "status = 'cancelled' AND (deadline >= NOW(6) - INTERVAL %s MICROSECOND OR TRUE)",
@@ -236,7 +236,7 @@ MUTANTS = (
         "worker/test_claim.py::test_a_segment_given_back_is_claimable_at_once_and_its_attempt_not_counted",
     ),
     Mutant(
-        "law 6: a request whose node died is closed, after the grace",
+        "law 6: a request whose node died is closed after the grace",
         "batch/reaper.py",
         "deadline < NOW(6) - INTERVAL %s MICROSECOND",
         "deadline < NOW(6) - INTERVAL %s MICROSECOND - INTERVAL 1 DAY",
@@ -244,7 +244,7 @@ MUTANTS = (
     ),
     # Law 7: any node can finish any request, and settled ids never come back to life.
     Mutant(
-        "law 7: a settled id is looked for in the meter",
+        "law 7: the meter is read for a settled id",
         "app/requests/fanout.py",
         "if metered is not None:",
         "if False:",
@@ -259,7 +259,7 @@ MUTANTS = (
     ),
     # Law 9: one clock.
     Mutant(
-        "law 9: every session is in UTC (T1)",
+        "law 9: every database session uses UTC (T1)",
         "store/database.py",
         "time_zone = '+00:00',",
         "autocommit = 1,",
@@ -274,7 +274,7 @@ MUTANTS = (
         "store/test_close.py::test_a_claim_that_is_frozen_in_mid_transaction_delays_no_close",
     ),
     Mutant(
-        "law 10: a cancel looks first",
+        "law 10: a cancel reads before it closes",
         "app/requests/service.py",
         'if request is None or request.status != "active":',
         "if request is None:",
@@ -305,7 +305,7 @@ MUTANTS = (
         "store/test_store.py::test_after_a_lock_wait_no_half_of_the_transaction_is_kept",
     ),
     Mutant(
-        "L6: a statement that stands by itself is committed by itself",
+        "L6: a single statement is committed by itself",
         "store/database.py",
         '"autocommit": True,',
         '"autocommit": False,',
@@ -326,7 +326,7 @@ MUTANTS = (
         "worker/test_fence.py::test_an_identical_renewal_is_no_lost_lease",
     ),
     Mutant(
-        "C11: a write-back whose reply was lost is read back by its token",
+        "C11: after a lost reply, a write-back is found by its token",
         LEASE,
         "ours = await find_index_numbers(cursor, WRITTEN, request_id, token, part)",
         "ours: set[int] = set()",
@@ -334,28 +334,28 @@ MUTANTS = (
         "test_a_write_back_whose_commit_was_cut_keeps_the_result_and_loses_no_lease",
     ),
     Mutant(
-        "C11: a claim whose reply was lost is read back by its token",
+        "C11: after a lost reply, a claim is found by its token",
         LEASE,
         "if trouble is not None:\n",
         "if False:\n",
         "store/test_lost_commit.py::test_a_claim_whose_commit_was_cut_claims_nothing_twice",
     ),
     Mutant(
-        "one frozen row holds back no other write-back",
+        "one locked row delays no other write-back",
         LEASE,
         "waits = skip_locked or error_number(trouble) == LOCK_WAIT",
         "waits = skip_locked",
         "worker/test_fence.py::test_a_row_that_a_frozen_client_holds_stops_no_other_write_back",
     ),
     Mutant(
-        "one frozen row holds back no other renewal",
+        "one locked row delays no other renewal",
         LEASE,
         "if error_number(trouble) == LOCK_WAIT:",
         "if False:",
         "worker/test_fence.py::test_a_row_that_a_frozen_client_holds_stops_no_other_renewal",
     ),
     Mutant(
-        "F4: a handler stops before its lease ends unrenewed",
+        "F4: a handler is stopped before its lease ends without renewal",
         "worker/slots.py",
         "if ends_at < last:",
         "if False:",
@@ -363,7 +363,7 @@ MUTANTS = (
         "test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers_and_resumes",
     ),
     Mutant(
-        "W4: what runs at the end is given back",
+        "W4: running segments are given back at the end",
         "worker/slots.py",
         "is_given_back = await give_back(self._db, lease)\n",
         "is_given_back = True\n",
@@ -378,28 +378,28 @@ MUTANTS = (
         "worker/test_worker.py::test_a_lost_lease_stops_the_handler_and_frees_its_slot",
     ),
     Mutant(
-        "the policy: what cannot be finished is not begun",
+        "the policy: a segment that cannot be finished is not started",
         "worker/choice.py",
         "if ends_at > enough and",
         "if",
         "worker/test_choice.py::test_what_cannot_be_finished_in_time_is_left_to_expire",
     ),
     Mutant(
-        "the policy: a request that gave nothing is set aside",
+        "the policy: a worker backs off from a request that gave nothing",
         "worker/choice.py",
         "and self._backed_off.get(id_, now) <= now",
         "",
         "worker/test_choice.py::test_an_empty_request_is_asked_once_and_again_when_its_time_aside_is_over",
     ),
     Mutant(
-        "the policy: a large request is asked once more from its start",
+        "the policy: a large request is asked again from its start",
         "worker/choice.py",
         "elif self._reached.pop(active.id, None) is None:",
         "else:",
         "worker/test_choice.py::test_what_comes_back_far_behind_is_found_before_a_large_request_is_set_aside",
     ),
     Mutant(
-        "the policy: tenants in turn",
+        "the policy: each tenant gets its turn",
         "worker/choice.py",
         "tenants.pop(random.randrange(len(tenants)))",
         "tenants.pop()",
@@ -413,14 +413,14 @@ MUTANTS = (
         "app/test_disconnect.py::test_a_post_whose_caller_leaves_is_abandoned_and_its_rest_never_runs",
     ),
     Mutant(
-        "a joiner who leaves ends nothing",
+        "a caller that only attached ends nothing when it leaves",
         "app/requests/service.py",
         'created and new.on_disconnect == "cancel")',
         'new.on_disconnect == "cancel")',
         "app/test_disconnect.py::test_a_joiner_who_leaves_ends_nothing",
     ),
     Mutant(
-        "S8: a blank segment never meets a handler",
+        "S8: no handler gets a blank segment",
         "app/requests/fanout.py",
         "if source.strip(BLANK)",
         "if True",
@@ -428,7 +428,7 @@ MUTANTS = (
     ),
     # A tenant's own.
     Mutant(
-        "a request is found by its tenant's name for it only",
+        "a request is found only with its tenant",
         "app/requests/answer.py",
         "WHERE  tenant = %s\n  AND  public_id = %s\n",
         "WHERE  (tenant = %s OR TRUE)\n  AND  public_id = %s\n",
@@ -436,7 +436,7 @@ MUTANTS = (
         "test_anothers_request_is_answered_like_an_id_that_never_was_at_the_same_cost",
     ),
     Mutant(
-        "a key that is revoked ends at once",
+        "a revoked key is refused at once",
         ACCESS,
         'WHERE  hash = %s\n  AND  revoked_at IS NULL\n"""\n\nFIND_SESSION',
         'WHERE  hash = %s\n"""\n\nFIND_SESSION',
@@ -450,28 +450,28 @@ MUTANTS = (
         "app/test_access.py::test_a_session_ends",
     ),
     Mutant(
-        "a scope is asked for",
+        "a scope is required",
         ACCESS,
         "if found.scopes.isdisjoint(scopes):",
         "if False:",
         "app/test_access.py::test_a_key_of_operators_does_not_send_documents",
     ),
     Mutant(
-        "a page of another origin starts nothing",
+        "a page of another site starts nothing",
         "app/api/guard.py",
         'if origin is not None and origin not in (f"{scheme}://{host}", f"https://{host}"):',
         "if False:",
         "app/test_guard.py::test_a_page_of_another_origin_starts_nothing_and_reads_nothing",
     ),
     Mutant(
-        "a foreign name for this machine reads nothing",
+        "a foreign name for this machine gives access to nothing",
         "app/api/guard.py",
         "if name is None or name[1].lower() not in names:",
         "if name is None:",
         "app/test_guard.py::test_a_foreign_name_for_this_machine_reads_nothing_and_starts_nothing",
     ),
     Mutant(
-        "all nodes together allow no more than one would",
+        "all nodes together allow no more than one node",
         "app/requests/allowance.py",
         "  AND  full_at <= NOW(6) + INTERVAL %s MICROSECOND\n",
         "",
@@ -479,28 +479,28 @@ MUTANTS = (
     ),
     # The looks.
     Mutant(
-        "law 10: a node that slept past its deadline looks before it closes",
+        "law 10: a node that was paused beyond the deadline reads before it closes",
         "app/requests/fanin.py",
         "if progress is not NOT_POLLED or await is_active(db, request.id):",
         "if True:",
         "system/test_interleavings.py::test_two_sessions_keep_the_laws_in_every_order[mysql-settle x close]",
     ),
     Mutant(
-        "two hundred calls share a look",
+        "two hundred waiting calls share a poll",
         "app/requests/watch.py",
         "        if waiting is None:\n",
         "        if True:\n",
         "app/test_watch.py::test_two_hundred_calls_that_wait_for_one_request_look_at_it_once_each_time",
     ),
     Mutant(
-        "an idle fleet shares its looks",
+        "idle workers share their polls",
         "worker/fleet.py",
         "max(self._workers / POLLS_PER_SECOND, LEAST_WAIT_SECONDS)",
         "LEAST_WAIT_SECONDS",
         "worker/test_fleet.py::test_the_looks_of_a_fleet_are_shared_by_those_who_are_there",
     ),
     Mutant(
-        "law 4: a worker that cannot give back ends all the same",
+        "law 4: a worker that cannot give back its segments ends anyway",
         "worker/slots.py",
         "                break\n            if not is_given_back:",
         "                raise\n            if not is_given_back:",

@@ -37,9 +37,9 @@ class MetricsSettings(BaseSettings):
         0,
         ge=0,
         le=65535,
-        description="Where worker and batch serve /metrics and /livez; 0 for nowhere.",
+        description="The port on which a worker or a batch serves /metrics and /livez; 0 for none.",
     )
-    host: str = Field("127.0.0.1", description="The address on which they do.")
+    host: str = Field("127.0.0.1", description="The address of that port.")
 
 
 class MetricsServer(socketserver.ThreadingTCPServer):

@@ -38,11 +38,11 @@ class DatabaseSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX)
 
     database_url: str = Field(
-        description="Where the one database is: mysql://user:password@host:3306/database, "
-        "with ?unix_socket=/path for a socket, ?tls=on for an encrypted connection."
+        description="The URL of the database: mysql://user:password@host:3306/database; add "
+        "?unix_socket=/path for a socket, ?tls=on for an encrypted connection."
     )
     pool_size: int = Field(
-        10, ge=1, le=1000, description="How many connections one program may hold at once."
+        10, ge=1, le=1000, description="How many connections one program holds at most."
     )
 
     @field_validator("database_url")
@@ -59,8 +59,8 @@ class LogSettings(BaseSettings):
 
     log_format: Literal["auto", "json", "text"] = Field(
         "auto",
-        description="How a line of the log looks: json, text, or auto: text on a terminal, else "
-        "json.",
+        description="The format of log lines: json, text, or auto, which is text on a terminal and "
+        "json elsewhere.",
     )
 
 

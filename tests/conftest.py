@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +25,9 @@ from tests.sweeps import WHOLE
 SNAPSHOT_ISOLATION = "--innodb-snapshot-isolation=ON"
 
 GIVEN = os.environ.get("PARTWAY_DATABASE_URL")
+
+# What the folders of all tests take together, and some more.
+ROOM_IN_MEMORY_BYTES = 4 * 1024**3
 
 number = itertools.count(1)
 
@@ -91,7 +95,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "either_server: on one server, chosen by its name; on each in `make prove`"
     )
+    config.addinivalue_line(
+        "markers", "fresh_tables: it counts what a statement reads, deleted rows included"
+    )
     config.addinivalue_line("markers", "sweep: it takes a sample of what `make prove` takes whole")
+    # Nothing that a test writes has to outlive the machine, and a disk is what tests wait for most.
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > ROOM_IN_MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
     # A shell has its background jobs ignore Ctrl-C, and our programs would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -166,11 +177,15 @@ def prepared(running: dict[str, Server]) -> Iterator[dict[int, Prepared]]:
 
 
 @pytest.fixture
-def url(server: AnyServer, prepared: dict[int, Prepared]) -> Iterator[str]:
+def url(
+    request: pytest.FixtureRequest, server: AnyServer, prepared: dict[int, Prepared]
+) -> Iterator[str]:
     """The URL of a database whose tables are empty."""
     database = prepared.get(id(server))
     if database is None:
         database = prepared[id(server)] = Prepared(server, fresh_name())
+        database.make()
+    elif request.node.get_closest_marker("fresh_tables") is not None:
         database.make()
     yield server.url(database.name)
     database.clean()

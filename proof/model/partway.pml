@@ -153,7 +153,7 @@ bool billed;
 #define CLOSABLE (request == ACTIVE)
 #endif
 
-#if defined(WITHOUT_SWEEPER)
+#if defined(WITHOUT_REAPER)
 #define OVERDUE false
 #elif defined(WITHOUT_GRACE)
 #define OVERDUE (request == ACTIVE && hour >= LATE)
@@ -169,7 +169,7 @@ bool billed;
 #define LOCK_ROWS lock[0] = BATCH; lock[1] = BATCH;
 #endif
 
-#ifdef WITHOUT_KEEP_LIMIT
+#ifdef WITHOUT_RETENTION_LIMIT
 #define STRAGGLES (request == CANCELLED && (RUNS(0) || RUNS(1)))
 #else
 #define STRAGGLES (request == CANCELLED && hour < KEEP_OVER && (RUNS(0) || RUNS(1)))

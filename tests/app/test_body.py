@@ -279,6 +279,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.sweep
 @given(st.dictionaries(st.text("abc"), JSON, max_size=4))
 def test_params_are_handed_on_unchanged(params: dict[str, Any]) -> None:
     content = body(params=params)

@@ -138,6 +138,7 @@ def put(node: Client, told: Told, **fields: Any) -> asyncio.Task[None]:
 # Ids.
 
 
+@pytest.mark.sweep
 @given(st.sets(st.integers(0, 300)), st.integers(0, 5))
 def test_an_id_says_which_segments_its_reader_has(had: set[int], more: int) -> None:
     place = read_position(event_id(had))

@@ -28,6 +28,7 @@ from tests.app.test_body import JSON as ANY_JSON
 from tests.app.test_body import SECRET
 from tests.app.test_http_api import JSON, REQUESTS
 from tests.store.test_start import endings
+from tests.sweeps import sampled
 
 # HTTP is the same whichever server holds the rows.
 pytestmark = pytest.mark.either_server
@@ -43,7 +44,7 @@ SHORT: dict[str, Any] = {
 
 # The same examples at every run of the same code.
 SAME = settings(
-    max_examples=150,
+    max_examples=sampled(150, sample=40),
     derandomize=True,
     database=None,
     deadline=None,
@@ -52,6 +53,7 @@ SAME = settings(
 
 
 @pytest.mark.one_server
+@pytest.mark.sweep
 async def test_the_door_keeps_its_openapi_document(
     db: Database, programs: Programs, tmp_path: Path
 ) -> None:
@@ -64,7 +66,12 @@ async def test_the_door_keeps_its_openapi_document(
     words = [
         *(str(Path(sys.executable).with_name("st")), "--config-file"),
         *(str(ROOT / "tests" / "schemathesis.toml"), "run", f"{node.base_url}/openapi.json"),
-        *("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "20"),
+        *(
+            "--phases",
+            "examples,coverage,fuzzing,stateful",
+            "--max-examples",
+            sampled("20", sample="4"),
+        ),
         *("--no-shrink", "--no-color", "--header", f"Authorization:{key['Authorization']}"),
     ]
     asked = await asyncio.to_thread(

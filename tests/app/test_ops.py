@@ -760,6 +760,7 @@ MOST_ROWS = 200_000
 MOST_STATEMENTS = TENANTS_READ + 12
 
 
+@pytest.mark.fresh_tables
 async def test_however_many_rows_there_are_the_page_reads_no_more_than_so_many(
     one: Database,
 ) -> None:

@@ -189,6 +189,7 @@ async def test_what_nobody_closes_does_not_shut_the_door(db: Database, programs:
     assert (response.status_code, response.json()["status"]) == (200, "partial")
 
 
+@pytest.mark.fresh_tables
 async def test_looking_for_room_reads_no_more_rows_than_the_limit(db: Database) -> None:
     for _ in range(200):
         number, _ = await submitted(db, 1)

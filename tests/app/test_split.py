@@ -1,6 +1,5 @@
 """Pieces and gaps join to exactly the document, whatever the document is."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,12 +9,10 @@ from hypothesis import strategies as st
 
 from partway.app.requests import split as module
 from partway.app.requests.split import BLANK, Pieces, joins_to, sentence_spans, split
+from tests.sweeps import sampled
 
-# How many random texts of each kind; a long search of 10,000 was made before this was written, and
-# PARTWAY_TEST_EXAMPLES=10000 makes it again.
-settings.register_profile(
-    "partway", max_examples=int(os.environ.get("PARTWAY_TEST_EXAMPLES", "300")), deadline=None
-)
+# How many random texts of each kind.
+settings.register_profile("partway", max_examples=sampled(3_000, sample=100), deadline=None)
 settings.load_profile("partway")
 
 LANGUAGES = ("en", "es", "ja", "ar", "th", "xx", "zh-Hant", "EN-gb")
@@ -84,12 +81,14 @@ def assert_the_law(document: str, pieces: Pieces, target: int, longest: int) -> 
     assert len(pieces.sources) <= target + apart
 
 
+@pytest.mark.sweep
 @given(HOSTILE, st.sampled_from(LANGUAGES), st.integers(1, 20), st.integers(10, 200))
 @example("A\u00a0.", "en", 1, 10)
 def test_any_text_joins_to_itself(document: str, language: str, target: int, longest: int) -> None:
     assert_the_law(document, split(document, language, target, longest), target, longest)
 
 
+@pytest.mark.sweep
 @given(ANYTHING, st.sampled_from(LANGUAGES))
 def test_any_code_points_join_to_themselves_at_the_shipped_sizes(
     document: str, language: str
@@ -224,6 +223,7 @@ def test_a_line_on_which_sentencex_fails_is_one_sentence(monkeypatch: pytest.Mon
     assert pieces.sources[1] == "Three. long long long long"
 
 
+@pytest.mark.sweep
 @given(HOSTILE, st.integers(1, 20), st.integers(10, 200))
 def test_any_text_joins_to_itself_without_sentencex(
     document: str, target: int, longest: int

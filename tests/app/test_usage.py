@@ -283,6 +283,7 @@ async def test_however_much_was_metered_little_of_it_is_in_memory(db: Database) 
     assert watched.most == 1
 
 
+@pytest.mark.fresh_tables
 async def test_a_month_costs_what_it_holds_and_nothing_of_other_tenants_and_months(
     db: Database,
 ) -> None:

@@ -14,12 +14,13 @@ from pydantic_settings import BaseSettings
 
 from partway.store.settings import DatabaseSettings, read_address, read_settings
 from partway.worker.handlers import read_settings as read_handler_settings
-from tests.system.test_house import SETTINGS
+from proof.settings_page import SETTINGS
+from tests.sweeps import sampled
 
 SECRET = "S3cr3t-of-mine"
 
 SAME = settings(
-    max_examples=300,
+    max_examples=sampled(300, sample=60),
     derandomize=True,
     database=None,
     deadline=None,
@@ -70,6 +71,7 @@ def refusal(read: Callable[[], object]) -> str | None:
     return None
 
 
+@pytest.mark.sweep
 @SAME
 @given(ENVIRONMENT | URLS)
 @example("mysql://[")
@@ -88,6 +90,7 @@ def test_any_text_as_a_url_is_read_or_refused(url: str) -> None:
         assert len(said) < 100
 
 
+@pytest.mark.sweep
 @SAME
 @given(ENVIRONMENT, ENVIRONMENT)
 @example("a/", "")
@@ -110,6 +113,7 @@ def test_a_password_written_anyhow_is_read_or_refused_and_never_shown(
         assert SECRET not in said
 
 
+@pytest.mark.sweep
 @SAME
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_password_written_as_a_url_wants_it_comes_out_as_it_is(password: str) -> None:
@@ -130,13 +134,14 @@ GOOD = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind, name", list(fields()), ids=lambda it: getattr(it, "__name__", it))
 def test_any_text_as_a_setting_is_taken_or_named_and_not_shown(
     kind: type[BaseSettings], name: str
 ) -> None:
     setting = f"{kind.model_config.get('env_prefix', '')}{name}".upper()
 
-    @settings(SAME, max_examples=60)
+    @settings(SAME, max_examples=sampled(60, sample=15))
     @given(ENVIRONMENT | NUMBERS | st.sampled_from(["{" + SECRET, f'{{"a": "{SECRET}\\n"}}']))
     def read(text: str) -> None:
         with environment(**GOOD | {setting: text}):

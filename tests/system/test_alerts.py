@@ -17,11 +17,11 @@ import partway.batch.metrics
 import partway.store.metrics
 import partway.worker.metrics
 from partway.store.database import CONFLICTS, Database
+from proof.settings_page import SETTINGS, names_of
 from tests.actions import ROOT
 from tests.conftest import AnyServer
 from tests.system.test_deploy import DEPLOY, tool
 from tests.system.test_faults_table import code
-from tests.system.test_house import SETTINGS, names_of
 
 Rule = dict[str, Any]
 
@@ -43,7 +43,7 @@ PARTS = [
     "What it means",
     "What callers notice",
     "What is lost",
-    "Look at",
+    "Check",
     "Do",
     "When it ends",
 ]
@@ -317,14 +317,14 @@ def test_a_page_sends_nobody_to_what_is_not_there(name: str) -> None:
     lines += re.findall(
         r"`(the program ends[^`]*|database back after|no answer within[^`]*)`", page
     )
-    words = re.findall(r"`python -m batch (?:--)?(\w+)[^`]*`", page)
+    words = re.findall(r"`partway (\w+)[^`]*`", page)
     links = re.findall(r"\]\(([^)]+)\)", page)
     files = re.findall(r"`((?:deploy|docs)/[^`]+|schema\.sql)`", page)
 
     assert panels
     assert set(panels) <= {panel["title"] for panel in PANELS}
     assert [line for line in lines if line not in said] == []
-    assert set(words) <= {"status", "audit", "usage", "once"}
+    assert set(words) <= {"status", "audit", "batch", "worker"}
     assert set(re.findall(r"PARTWAY_[A-Z_]+", page)) <= settings
     assert [link for link in links if not (RUNBOOKS / link).is_file()] == []
     assert [file for file in files if not (ROOT / file).exists()] == []

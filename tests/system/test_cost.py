@@ -10,6 +10,8 @@ from partway.store.database import Database, expand_lists
 from partway.worker.lease import claim
 from tests.actions import claimed, meter_rows, submitted
 
+pytestmark = pytest.mark.fresh_tables
+
 # 100 rows of the request, and what the counters of both servers add for the two tables.
 ROWS_PER_REQUEST = 130
 

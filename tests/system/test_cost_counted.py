@@ -27,6 +27,8 @@ from partway.worker.settings import WorkerSettings
 from tests.actions import TENANT, Programs, exchanged, statuses, submitted, wait_until, worked
 from tests.conftest import AnyServer
 
+pytestmark = pytest.mark.fresh_tables
+
 IDLE_SECONDS = 0.2
 
 SEGMENTS = 100

@@ -32,9 +32,9 @@ from partway.store.exposition import LIVE_SECONDS, MetricsSettings
 from partway.store.settings import DatabaseSettings, read_address
 from partway.worker import compute, slots
 from partway.worker.settings import WorkerSettings
+from proof.settings_page import names_of
 from tests.actions import ROOT, claimed, free_port, pass_time, submitted, worked
 from tests.conftest import AnyServer
-from tests.system.test_house import names_of
 
 DEPLOY = ROOT / "deploy"
 

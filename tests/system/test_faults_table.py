@@ -13,7 +13,7 @@ COLUMNS = [
 ]
 
 # What an operator runs and what only a reader of a log sees are quoted alike.
-NOT_LOGGED = re.compile(r"python -m batch \w+")
+NOT_LOGGED = re.compile(r"partway \w+")
 
 
 def lines() -> list[list[str]]:

@@ -10,31 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic_settings import BaseSettings
 
-from partway.app.settings import AppSettings
-from partway.batch.settings import BatchSettings
-from partway.client.call import KEY_SETTING, URL_SETTING
 from partway.store.database import Database
-from partway.store.exposition import MetricsSettings
-from partway.store.settings import DatabaseSettings, LogSettings
-from partway.worker.handlers.apertium import ApertiumSettings
-from partway.worker.handlers.http import HttpSettings
-from partway.worker.handlers.sleep import SleepSettings
-from partway.worker.settings import WorkerSettings
+from proof.settings_page import SETTINGS
 from tests.actions import ROOT
 
 PROGRAMS = ("app", "worker", "batch")
 FLOORS = (*PROGRAMS, "store", "client", "local", "bench", "tests", "proof")
-SETTINGS: tuple[type[BaseSettings], ...] = (
-    DatabaseSettings,
-    LogSettings,
-    MetricsSettings,
-    AppSettings,
-    WorkerSettings,
-    BatchSettings,
-    ApertiumSettings,
-    HttpSettings,
-    SleepSettings,
-)
 
 # Which folder may import which, of those that a checkout has.
 MAY_IMPORT = {
@@ -212,17 +193,8 @@ def test_every_dependency_has_its_sentence() -> None:
     assert alone == []
 
 
-def names_of(settings: type[BaseSettings]) -> list[str]:
-    prefix = settings.model_config.get("env_prefix", "")
-    return [f"{prefix}{name}".upper() for name in settings.model_fields]
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: s.__name__)
-def test_every_setting_has_its_sentence_and_stands_in_the_readme(
-    settings: type[BaseSettings],
-) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-
+def test_every_setting_has_its_sentence(settings: type[BaseSettings]) -> None:
     unexplained = [
         name
         for name, field in settings.model_fields.items()
@@ -230,24 +202,6 @@ def test_every_setting_has_its_sentence_and_stands_in_the_readme(
     ]
 
     assert unexplained == []
-    assert [name for name in names_of(settings) if f"`{name}`" not in readme] == []
-
-
-def test_the_readme_names_no_setting_that_is_gone() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    known = {name for settings in SETTINGS for name in names_of(settings)}
-    known |= {URL_SETTING, KEY_SETTING}
-
-    said = set(re.findall(r"`(PARTWAY_[A-Z_]+)`", readme))
-
-    assert said - known <= {"PARTWAY_CACHE"}
-
-
-def test_the_readme_begins_with_its_two_commands() -> None:
-    head = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:20]
-
-    assert any(line.strip().startswith("make run") for line in head)
-    assert any(line.strip().startswith("make test") for line in head)
 
 
 def test_every_target_of_the_makefile_has_its_sentence() -> None:

@@ -105,18 +105,20 @@ def free_port() -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    told = {"PARTWAY_BATCH_RETENTION_SECONDS": "1"}
+    told = {"PARTWAY_BATCH_RETENTION_SECONDS": "1", "PARTWAY_SLEEP_SECONDS": "0.1"}
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PARTWAY_")}
     cache = {name: os.environ[name] for name in ("PARTWAY_CACHE",) if name in os.environ}
     return ours | cache | told | more
 
 
-def make_run(folder: Path, port: int, *, in_terminal: bool = False, **more: str) -> Run:
+def make_run(
+    folder: Path, port: int, *, in_terminal: bool = False, handler: str = "sleep", **more: str
+) -> Run:
     """Start `make run`; outside a terminal no signal comes to it but the one a test sends."""
     kind()
     terminal, inside = pty.openpty()
     mark = secrets.token_hex(8)
-    words = f"ARGS=--port {port} --folder {folder}"
+    words = f"ARGS=--port {port} --folder {folder} --handler {handler}"
 
     def take_the_terminal() -> None:
         if in_terminal:
@@ -136,10 +138,11 @@ def make_run(folder: Path, port: int, *, in_terminal: bool = False, **more: str)
     return Run(make, terminal, folder.parent / f"{mark}.txt", folder, port, mark)
 
 
-@pytest.fixture(params=[False])
+@pytest.fixture(params=[(False, "sleep")])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
     """A run that is up and has shown all it has to show."""
-    run = make_run(tmp_path / "run", free_port(), in_terminal=request.param)
+    in_terminal, handler = request.param
+    run = make_run(tmp_path / "run", free_port(), in_terminal=in_terminal, handler=handler)
     try:
         run.wait_until_shown(UP)
         yield run
@@ -157,7 +160,7 @@ def end(run: Run) -> None:
     os.close(run.terminal)
 
 
-@pytest.mark.parametrize("run", [True], indirect=True, ids=["in a terminal"])
+@pytest.mark.parametrize("run", [(True, "apertium")], indirect=True, ids=["in a terminal"])
 def test_a_run_shows_the_answer_and_the_bill_and_ctrl_c_ends_it(run: Run) -> None:
     shown = run.shown()
     assert "of 30 s" in shown
@@ -209,7 +212,7 @@ def test_nothing_is_left_when_the_run_itself_is_killed(run: Run) -> None:
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("run", [True], indirect=True, ids=["in a terminal"])
+@pytest.mark.parametrize("run", [(True, "sleep")], indirect=True, ids=["in a terminal"])
 def test_nothing_is_left_when_the_terminal_is_closed(run: Run) -> None:
     # The last hold on the window goes; the number stays, for what is done at the end of each test.
     nowhere = os.open(os.devnull, os.O_RDWR)

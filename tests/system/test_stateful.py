@@ -1,7 +1,6 @@
 """Several actors do anything in any order, and after each step the rows keep the laws."""
 
 import asyncio
-import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
@@ -41,11 +40,12 @@ from partway.store.settings import DatabaseSettings
 from partway.store.start import open_database
 from partway.worker.lease import Lease, Ready, exchange, fail, give_back, renew
 from tests.actions import TENANT, pass_time, submission
+from tests.sweeps import sampled
 
 pytestmark = pytest.mark.snapshot_isolation
 
-# A minute on all servers together; PARTWAY_STATEFUL_EXAMPLES asks for more.
-EXAMPLES = int(os.environ.get("PARTWAY_STATEFUL_EXAMPLES", "60"))
+# A minute on all servers together, where all are taken.
+EXAMPLES = sampled(60, sample=12)
 STEPS = 30
 
 # A mutant ends its test at its first breach, which may take so many.
@@ -470,6 +470,7 @@ COMMON = settings(
 )
 
 
+@pytest.mark.sweep
 def test_any_order_of_acts_by_several_actors_keeps_the_laws(url: str) -> None:
     with actors_on(url) as actors:
         run_state_machine_as_test(actors, settings=COMMON)
