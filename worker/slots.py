@@ -20,7 +20,7 @@ from partway.worker.metrics import (
     EXPIRATIONS,
     FENCE_REJECTIONS,
     SLOTS,
-    of_handler,
+    handler_metrics,
 )
 from partway.worker.settings import WorkerSettings
 
@@ -88,7 +88,7 @@ class Slots:
         self._failures: list[FailedAttempt] = []
         self._contexts: OrderedDict[int, RequestContext] = OrderedDict()
         self._fault: BaseException | None = None
-        self._counters = of_handler(settings.handler)
+        self._counters = handler_metrics(settings.handler)
         SLOTS["busy"].set_function(lambda: len(self._running))
         SLOTS["idle"].set_function(lambda: settings.concurrency - len(self._running))
         self.empty = asyncio.Event()
@@ -191,7 +191,9 @@ class Slots:
         last = time.monotonic() + LEASE_MARGIN_SECONDS
         for lease, ends_at in self._lease_ends_at.items():
             if ends_at < last:
-                log.warning("lease not renewed in time, handler stopped", extra=self._attempt_fields(lease))
+                log.warning(
+                    "lease not renewed in time, handler stopped", extra=self._attempt_fields(lease)
+                )
                 self._running[lease].cancel()
         return False
 

@@ -105,10 +105,10 @@ class Count:
     """How many there are, as far as was counted."""
 
     number: int
-    nothing_left: bool = True
+    is_all: bool = True
 
     def __str__(self) -> str:
-        return f"{self.number:,}" if self.nothing_left else f"{self.number:,} or more"
+        return f"{self.number:,}" if self.is_all else f"{self.number:,} or more"
 
 
 @dataclass(frozen=True)
@@ -464,7 +464,7 @@ class TenantToday:
 
     tenant: str
     requests: int
-    nothing_left: bool
+    is_all: bool
     unbilled: int
     input_characters: int
     output_characters: int
@@ -496,7 +496,7 @@ async def read_today(db: Database, after: str) -> Today:
         settled.append(row.pop("settled_seconds"))
         next_tenant = row.pop("next_tenant")
         if row["requests"]:
-            found.append(TenantToday(tenant=tenant, nothing_left=row["requests"] < most, **row))
+            found.append(TenantToday(tenant=tenant, is_all=row["requests"] < most, **row))
         left -= row["requests"]
         after, tenant = tenant, next_tenant
     return Today(found, after if tenant is not None else None, min(settled, default=None))
@@ -548,7 +548,7 @@ async def read_overview(db: Database, after: str) -> Overview:
         if one.id in letters or not one.segments
     }
     whole = "".join(letters.values())
-    nothing_left = active.number <= len(numbers)
+    is_all = active.number <= len(numbers)
     pending = [one.waited_seconds for one in standing if "p" in letters.get(one.id, "")]
     ended = await read_ended_with_failures(db)
     return Overview(
@@ -556,7 +556,7 @@ async def read_overview(db: Database, after: str) -> Overview:
         active,
         [(one, progress.get(one.id)) for one in standing[:REQUESTS_SHOWN]],
         len(numbers),
-        {STATES[letter]: Count(whole.count(letter), nothing_left) for letter in "prxdf"},
+        {STATES[letter]: Count(whole.count(letter), is_all) for letter in "prxdf"},
         max(pending, default=None),
         await read_leases(db, numbers),
         await read_failures(db, [*standing, *ended]),
