@@ -76,6 +76,6 @@ async def exchanging(
             ended = time.monotonic()
             if active is not None:
                 indexes = [lease.index_no for lease in brought.claimed]
-                choice.note_claimed(active, indexes, is_all=len(indexes) < at_once)
+                choice.note_claimed(active, indexes, nothing_left=len(indexes) < at_once)
             results = [Ready(lease, RESULT) for lease in brought.claimed]
     return Drained(done, began, ended)

@@ -336,21 +336,21 @@ MUTANTS = (
     Mutant(
         "C11: after a lost reply, a claim is found by its token",
         LEASE,
-        "if trouble is not None:\n",
+        "if previous_error is not None:\n",
         "if False:\n",
         "store/test_lost_commit.py::test_a_claim_whose_commit_was_cut_claims_nothing_twice",
     ),
     Mutant(
         "one locked row delays no other write-back",
         LEASE,
-        "waits = skip_locked or error_number(trouble) == LOCK_WAIT",
-        "waits = skip_locked",
+        "skips = skip_locked or error_number(previous_error) == LOCK_WAIT",
+        "skips = skip_locked",
         "worker/test_fence.py::test_a_row_that_a_frozen_client_holds_stops_no_other_write_back",
     ),
     Mutant(
         "one locked row delays no other renewal",
         LEASE,
-        "if error_number(trouble) == LOCK_WAIT:",
+        "if error_number(previous_error) == LOCK_WAIT:",
         "if False:",
         "worker/test_fence.py::test_a_row_that_a_frozen_client_holds_stops_no_other_renewal",
     ),
@@ -372,15 +372,15 @@ MUTANTS = (
     Mutant(
         "F1: a lost lease stops its handler",
         "worker/slots.py",
-        'log.warning("lease lost, handler stopped", extra=self._named(lease))\n'
+        'log.warning("lease lost, handler stopped", extra=self._attempt_fields(lease))\n'
         "                self._running[lease].cancel()",
-        'log.warning("lease lost, handler stopped", extra=self._named(lease))',
+        'log.warning("lease lost, handler stopped", extra=self._attempt_fields(lease))',
         "worker/test_worker.py::test_a_lost_lease_stops_the_handler_and_frees_its_slot",
     ),
     Mutant(
         "the policy: a segment that cannot be finished is not started",
         "worker/choice.py",
-        "if ends_at > enough and",
+        "if ends_at > earliest_deadline and",
         "if",
         "worker/test_choice.py::test_what_cannot_be_finished_in_time_is_left_to_expire",
     ),
@@ -394,7 +394,7 @@ MUTANTS = (
     Mutant(
         "the policy: a large request is asked again from its start",
         "worker/choice.py",
-        "elif self._reached.pop(active.id, None) is None:",
+        "elif self._next_blocks.pop(active.id, None) is None:",
         "else:",
         "worker/test_choice.py::test_what_comes_back_far_behind_is_found_before_a_large_request_is_set_aside",
     ),

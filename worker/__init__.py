@@ -1,1 +1,1 @@
-"""Compute takes seconds and scales on its own, so idle workers come to the work."""
+"""The worker program: it claims segments, computes them, and scales apart from the rest."""

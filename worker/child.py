@@ -1,6 +1,6 @@
-"""Handler code may block, hang, leak or kill its process, so this process runs nothing else.
+"""Runs handler code, which may block, hang, leak or kill its process, and nothing else.
 
-Only `worker.compute` starts it. The two talk in lines of JSON over an inherited socket:
+Only `worker.compute` starts this process. They exchange lines of JSON over an inherited socket:
 
     to the child    {"kind": "run", "id", "text", "params", "index", "attempt", "ends_at",
                      "traceparent"}
@@ -8,7 +8,7 @@ Only `worker.compute` starts it. The two talk in lines of JSON over an inherited
     to the parent   {"kind": "ready", "async"}  or  {"kind": "unusable", "error"}
                     {"kind": "done", "id", "result"}
                     {"kind": "failed" | "rejected" | "retry", "id", "error", "after"}
-                    {"kind": "unhealthy", "error"}, after which the child is gone
+                    {"kind": "unhealthy", "error"}, after which the child exits
 """
 
 import asyncio
@@ -41,50 +41,50 @@ Message = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1
 
-# The messages of a whole claim, as a rule.
+# Usually enough for all messages of one claim.
 RECEIVED_BYTES = 262_144
 
 
 def end_with_parent(parent_id: int) -> None:
-    """Have the kernel kill this process when its parent dies, even while it is busy in C code."""
+    """Let the kernel kill this process when its parent dies, even while it is busy in C code."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != parent_id:
-        # The parent died before the kernel knew.
+        # The parent died before the call above.
         os._exit(1)
 
 
 def leave_signals_to_parent() -> None:
-    """Outlive what is sent to a whole group of processes: the parent decides when a child ends."""
-    # A terminal's Ctrl-C; what a handler starts inherits this, so a pipeline outlives it too.
+    """Ignore signals that are sent to a process group: the parent decides when a child ends."""
+    # Ctrl-C in a terminal. Programs that a handler starts inherit this, so they survive it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A service manager's stop; not SIG_IGN, which the processes a handler starts would inherit.
+    # The stop signal of a service manager. Not SIG_IGN: programs of a handler would inherit it.
     signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 def send(channel: socket.socket, *messages: Message) -> None:
-    """Write the messages as one piece; without a parent the process ends."""
+    """Send the messages in one write. When the parent is gone, the process exits."""
     try:
         channel.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
     except ConnectionError:
-        # The kernel is about to end us, and a stack in the log would look like a fault of ours.
+        # The kernel is about to kill this process. A stack trace would look like an error of ours.
         os._exit(1)
 
 
 def listen(channel: socket.socket, receive: Callable[[list[Message]], object]) -> None:
-    """Hand on what the parent says, in a thread of its own; without a parent the process ends.
+    """Pass messages of the parent to `receive`, in a thread; the process exits without a parent.
 
-    What has come together is handed on together: each time costs a wake-up of the other thread.
+    Messages that arrive together are passed together: each call wakes the other thread.
     """
 
     def read() -> None:
         pieces: list[bytes] = []
-        # A parent that was killed leaves a reset where it had not read all that we said.
+        # A parent that was killed before it read everything resets the connection.
         with contextlib.suppress(ConnectionError):
             while piece := channel.recv(RECEIVED_BYTES):
                 pieces.append(piece)
-                # Only then joined: a source of some megabytes arrives in many pieces.
+                # Joined only at a line end: a source of some megabytes arrives in many pieces.
                 if b"\n" in piece:
                     *lines, rest = b"".join(pieces).split(b"\n")
                     pieces = [rest]
@@ -95,7 +95,7 @@ def listen(channel: socket.socket, receive: Callable[[list[Message]], object]) -
 
 
 def context_of(message: Message) -> Context:
-    """What the handler gets beside the text."""
+    """The Context that the handler gets with the text of this message."""
     return Context(
         message["params"],
         message["index"],
@@ -106,12 +106,12 @@ def context_of(message: Message) -> Context:
 
 
 def result_reply(result: object, max_output_characters: int) -> Message:
-    """The reply for what a handler returned, which may be nothing that can be stored."""
+    """The reply for the value that a handler returned, which may not be storable."""
     if not isinstance(result, str):
         kind = type(result).__name__
         return {"kind": "failed", "error": f"the handler returned {kind} instead of str"}
     if len(result) > max_output_characters:
-        # The same text would come out as long again, so there is no second attempt.
+        # A second attempt would give a result of the same length.
         why = f"the result has {len(result)} characters, more than {max_output_characters}"
         return {"kind": "rejected", "error": why}
     try:
@@ -122,7 +122,7 @@ def result_reply(result: object, max_output_characters: int) -> Message:
 
 
 def error_reply(error: BaseException) -> Message:
-    """The reply for what a handler raised."""
+    """The reply for the exception that a handler raised."""
     if isinstance(error, Retry):
         return {"kind": "retry", "after": error.after, "error": one_line(str(error))}
     if isinstance(error, Reject):
@@ -131,19 +131,19 @@ def error_reply(error: BaseException) -> Message:
 
 
 def call(handler: Any, name: str, runner: asyncio.Runner) -> Any:
-    """What an optional method of the handler returns, sync or async; None when it has none."""
+    """Call an optional method of the handler, sync or async; None when there is no such method."""
     method = getattr(handler, name, None)
     result = method() if method else None
     return runner.run(result) if inspect.iscoroutine(result) else result
 
 
 def unhealthy_reason(healthy: object) -> str | None:
-    """Why the child must be replaced; None when its handler did not say that it is unwell."""
+    """Why the child must be replaced; None unless its handler reported that it is unhealthy."""
     return "healthy() returned False" if healthy is False else None
 
 
 def exit_unhealthy(channel: socket.socket, why: str, *replies: Message) -> None:
-    """Send what is still to be said, and end without asking an unwell handler to close."""
+    """Send the last replies and exit. An unhealthy handler is not asked to close."""
     send(channel, *replies, {"kind": "unhealthy", "error": why})
     os._exit(1)
 
@@ -151,14 +151,14 @@ def exit_unhealthy(channel: socket.socket, why: str, *replies: Message) -> None:
 def serve_sync(
     handler: Any, channel: socket.socket, max_output_characters: int, runner: asyncio.Runner
 ) -> None:
-    """Run one segment after the other in the main thread, until told to close.
+    """Run segments one after another in the main thread, until the parent sends "close".
 
-    The main thread, because signals and many libraries work only there.
+    Signals and many libraries work only in the main thread.
     """
     inbox: SimpleQueue[tuple[Message, Context] | None] = SimpleQueue()
     contexts: dict[int, Context] = {}
 
-    def take(message: Message) -> None:
+    def handle(message: Message) -> None:
         if message["kind"] == "run":
             contexts[message["id"]] = context_of(message)
             inbox.put((message, contexts[message["id"]]))
@@ -169,7 +169,7 @@ def serve_sync(
 
     def receive(messages: list[Message]) -> None:
         for message in messages:
-            take(message)
+            handle(message)
 
     listen(channel, receive)
     while (item := inbox.get()) is not None:
@@ -177,23 +177,23 @@ def serve_sync(
         try:
             reply = result_reply(handler(message["text"], context), max_output_characters)
         except BaseException as error:
-            # SystemExit too: a handler that calls sys.exit() has failed, the child has not.
+            # SystemExit too: when a handler calls sys.exit(), the attempt fails, not the child.
             reply = error_reply(error)
         reply["id"] = message["id"]
-        unwell = None
+        unhealthy = None
         if reply["kind"] == "failed" and not context.cancelled:
             try:
-                unwell = unhealthy_reason(call(handler, "healthy", runner))
+                unhealthy = unhealthy_reason(call(handler, "healthy", runner))
             except BaseException as error:
-                unwell = f"healthy() raised {type(error).__name__}"
+                unhealthy = f"healthy() raised {type(error).__name__}"
         del contexts[message["id"]]
-        if unwell:
-            exit_unhealthy(channel, unwell, reply)
+        if unhealthy:
+            exit_unhealthy(channel, unhealthy, reply)
         send(channel, reply)
 
 
 async def serve_async(handler: Any, channel: socket.socket, max_output_characters: int) -> None:
-    """Run as many segments at a time as the parent sends, until told to close."""
+    """Run segments concurrently, as many as the parent sends, until it sends "close"."""
     loop = asyncio.get_running_loop()
     closing = asyncio.Event()
     running: dict[int, tuple[asyncio.Task[None], Context]] = {}
@@ -204,7 +204,7 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
         replies.clear()
 
     def reply_with(reply: Message) -> None:
-        # Results that come ready in the same turn of the loop leave in one write.
+        # All results of one turn of the event loop go in one write.
         if not replies:
             loop.call_soon(flush)
         replies.append(reply)
@@ -216,31 +216,31 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
         except BaseException as error:
             reply = error_reply(error)
         reply["id"] = message["id"]
-        unwell = None
+        unhealthy = None
         if reply["kind"] == "failed" and not context.cancelled and hasattr(handler, "healthy"):
             try:
                 healthy = handler.healthy()
-                unwell = unhealthy_reason(
+                unhealthy = unhealthy_reason(
                     await healthy if inspect.isawaitable(healthy) else healthy
                 )
             except BaseException as error:
-                unwell = f"healthy() raised {type(error).__name__}"
-        if unwell:
-            exit_unhealthy(channel, unwell, *replies, reply)
+                unhealthy = f"healthy() raised {type(error).__name__}"
+        if unhealthy:
+            exit_unhealthy(channel, unhealthy, *replies, reply)
         reply_with(reply)
 
-    def forget(number: int, task: asyncio.Task[None]) -> None:
+    def remove(number: int, task: asyncio.Task[None]) -> None:
         del running[number]
         if task.cancelled():
-            # Cancelled before its first step, so that run() could not reply.
+            # It was cancelled before it started, so run() could not reply.
             reply_with({"kind": "failed", "id": number, "error": "cancelled"})
 
-    def take(message: Message) -> None:
+    def handle(message: Message) -> None:
         if message["kind"] == "run":
             number, context = message["id"], context_of(message)
             task = loop.create_task(run(message, context))
             running[number] = (task, context)
-            task.add_done_callback(lambda task: forget(number, task))
+            task.add_done_callback(lambda task: remove(number, task))
         elif message["kind"] == "close":
             closing.set()
         elif message["id"] in running:
@@ -250,7 +250,7 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
 
     def receive(messages: list[Message]) -> None:
         for message in messages:
-            take(message)
+            handle(message)
 
     listen(channel, lambda messages: loop.call_soon_threadsafe(receive, messages))
     await closing.wait()
@@ -260,7 +260,7 @@ async def serve_async(handler: Any, channel: socket.socket, max_output_character
 
 
 def main(channel: socket.socket, max_output_characters: int, name: str) -> None:
-    """Set the handler up, say so, run what the parent sends, and close the handler."""
+    """Set up the handler, report the result, run what the parent sends, and close the handler."""
     with asyncio.Runner() as runner:
         try:
             loaded = load(name)
@@ -285,14 +285,14 @@ def main(channel: socket.socket, max_output_characters: int, name: str) -> None:
 
 
 if __name__ == "__main__":
-    # As its parent has read it: to read settings once more takes longer than all else at a start.
-    # Not what libraries say at INFO: httpx names whole addresses there, texts included.
+    # The parent has checked this setting. Reading settings again would take longer than the rest of
+    # the start. WARNING, because httpx logs whole URLs at INFO, which can contain texts.
     start_log("worker", os.environ.get("PARTWAY_LOG_FORMAT", "auto"), logging.WARNING)
     end_with_parent(parent_id=int(sys.argv[2]))
     leave_signals_to_parent()
-    # Here and not in main(), so that it stays open until the process has ended: the parent kills
-    # a child that it can no longer hear, and exit hooks may take their time.
+    # Opened here and not in main(), so that it stays open until the process has ended: the parent
+    # kills a child whose socket is closed, and exit hooks may need some time.
     parent = socket.socket(fileno=int(sys.argv[1]))
-    # What a handler starts must not hold the socket open after this process has ended.
+    # A program that a handler starts must not keep the socket open after this process has ended.
     parent.set_inheritable(False)
     main(parent, int(sys.argv[3]), sys.argv[4])

@@ -1,8 +1,8 @@
-"""The worker must go on whatever a handler does, so it runs handlers in children it can replace.
+"""Runs handlers in child processes: the worker must survive whatever a handler does.
 
-A sync handler gets one child for each seat; an async one gets a single child with all the seats.
-A segment that must end is asked to (`ctx.cancelled`, or the cancellation of an async handler);
-a child that has not let go of it shortly after is killed and replaced.
+A sync handler gets one child per seat. An async handler gets one child with all the seats. A
+segment that must end is first asked to stop (`ctx.cancelled`, or the cancellation of an async
+handler). If it does not stop within KILL_AFTER_SECONDS, its child is killed and replaced.
 """
 
 import asyncio
@@ -20,28 +20,28 @@ from partway.worker.process import (
     Kind,
     Message,
     Work,
-    begin_child,
-    how_it_ended,
+    describe_exit,
+    start_child,
 )
 
 log = logging.getLogger("partway.worker")
 
-# Enough for an async handler to clean up, and hardly any of the time of a seat.
+# Long enough for an async handler to clean up, and short for a seat that waits.
 KILL_AFTER_SECONDS = 0.25
 
-# A handler's close() may have to say goodbye to somebody; a program must not wait for it long.
+# A handler's close() may have to end connections; the worker must not wait long for it.
 CLOSE_SECONDS = 5.0
 
-# A handler that cannot be set up now may wait for a server or for memory.
+# A handler that cannot be set up now may need a server or memory that is not available yet.
 FIRST_PAUSE_SECONDS = 0.1
 
 LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Compute:
-    """Runs attempts in children, each to one ending; a class, since children outlive calls.
+    """Runs attempts in children; each attempt has exactly one ending.
 
-    `seat_free` is set whenever a segment could start; whoever waits for it clears it.
+    `seat_free` is set whenever a segment could start. The reader that waits for it clears it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Compute:
         self._quarantined: deque[Attempt] = deque()
 
     async def start(self) -> None:
-        """Come back when the first child is ready; HandlerError says why there will be none."""
+        """Start the children and wait until the first is ready; HandlerError when none can be."""
         first = await self._launch()
         is_async = first.handshake.result()["async"]
         seats = self._concurrency if is_async else 1
@@ -78,16 +78,17 @@ class Compute:
 
     @property
     def free(self) -> int:
-        """How many more segments could start now; 0 while the children are being replaced."""
+        """How many more segments could start now; 0 while children are replaced."""
         if self._quarantined or any(child.exclusive for child in self._children):
             return 0
         seats = sum(max(0, child.seats - len(child.running)) for child in self._children)
         return max(0, seats - len(self._waiting))
 
     async def run(self, work: Work) -> Ending:
-        """How the attempt ended, after waiting for a seat if none is free.
+        """Run one attempt and return its ending. Waits for a seat when none is free.
 
-        Raises nothing for what a handler does. When it is cancelled, it ends the handler first.
+        Nothing that a handler does raises an exception here. When this call is cancelled, it ends
+        the handler first.
         """
         loop = asyncio.get_running_loop()
         attempt = Attempt(work, loop.create_future())
@@ -100,14 +101,14 @@ class Compute:
         try:
             return await attempt.ended
         except asyncio.CancelledError:
-            # The future was cancelled with us; a second one tells when the handler has ended.
+            # The future was cancelled with this call. A second one reports the handler's end.
             attempt.ended = loop.create_future()
             self._end(attempt, "stopped", "cancelled")
             await attempt.ended
             raise
 
     async def close(self) -> None:
-        """Close the handlers and end the children; what still runs is stopped."""
+        """Close the handlers and end the children; attempts that still run are stopped."""
         for supervisor in self._supervisors:
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
@@ -119,7 +120,7 @@ class Compute:
             await asyncio.wait(ends, timeout=CLOSE_SECONDS)
         for child in self._children:
             if not child.end.done():
-                log.warning("the handler has not closed in %g s and is killed", CLOSE_SECONDS)
+                log.warning("the handler did not close within %g s: it is killed", CLOSE_SECONDS)
                 child.kill()
         await asyncio.gather(*ends)
         running = [attempt for child in self._children for attempt in child.running.values()]
@@ -129,49 +130,49 @@ class Compute:
         self._waiting.clear()
         self._quarantined.clear()
 
-    # Attempts: each of these is called by the loop, never awaited, so that no cancellation can
-    # come between a seat and its count.
+    # Attempts. These methods never await, so no cancellation can happen between the start of an
+    # attempt and its count.
 
     def _wait_for_seat(self, attempt: Attempt) -> None:
-        """Have the attempt end at its deadline if it has no seat by then."""
+        """End the attempt at its deadline if it has no seat by then."""
         self._set_timer(attempt, attempt.work.ends_at, "stopped", "the deadline was reached")
 
     def _set_timer(self, attempt: Attempt, ends_at: float, kind: Kind, error: str) -> None:
         if attempt.timer is not None:
             attempt.timer.cancel()
-        # The loop's clock is the clock of ends_at: time.monotonic().
+        # The event loop and ends_at use the same clock: time.monotonic().
         loop = asyncio.get_running_loop()
         attempt.timer = loop.call_at(ends_at, self._end, attempt, kind, error)
 
     def _start_waiting(self) -> None:
-        """Begin what can begin, and say so if a seat is left."""
+        """Start every attempt that can start, and set seat_free if a seat is left."""
         for child in self._children:
             while (attempt := self._next_for(child)) is not None:
-                self._begin(attempt, child)
+                self._start(attempt, child)
         if self.free:
             self.seat_free.set()
 
     def _next_for(self, child: Child) -> Attempt | None:
-        """The attempt that begins in this child now; None when nothing can."""
+        """Take the next attempt to start in this child; None when none can start."""
         queue = self._quarantined or self._waiting
         if not queue or child.exclusive or len(child.running) >= child.seats:
             return None
-        # Dead, but not noticed yet: an attempt that is sent to it would be blamed.
+        # An attempt sent to a child that is dead, but not noticed yet, would count as the cause.
         return queue.popleft() if child.process.poll() is None else None
 
-    def _begin(self, attempt: Attempt, child: Child) -> None:
+    def _start(self, attempt: Attempt, child: Child) -> None:
         work = attempt.work
-        attempt.began = time.monotonic()
+        attempt.started_at = time.monotonic()
         attempt.number = next(self._numbers)
         attempt.child = child
         child.running[attempt.number] = attempt
         child.exclusive = attempt.quarantined
-        ends_at = attempt.began + self._time_limit_seconds
+        ends_at = attempt.started_at + self._time_limit_seconds
         if ends_at < work.ends_at:
             error = f"time limit of {self._time_limit_seconds:g} s reached"
             self._set_timer(attempt, ends_at, "failed", error)
         else:
-            # The timer it waited with stands for the deadline already.
+            # The timer that is set already ends it at the deadline.
             ends_at = work.ends_at
         child.send(
             {
@@ -187,7 +188,7 @@ class Compute:
         )
 
     def _on_message(self, child: Child, message: Message) -> None:
-        """Act on one message of a child."""
+        """Handle one message of a child."""
         if message["kind"] in ("ready", "unusable"):
             child.handshake.set_result(message)
         elif message["kind"] == "unhealthy":
@@ -206,7 +207,7 @@ class Compute:
             self._start_waiting()
 
     def _end(self, attempt: Attempt, kind: Kind, error: str) -> None:
-        """End the attempt in this way, once its handler has let go or has been killed."""
+        """End the attempt with this kind and error, when its handler has stopped or been killed."""
         if attempt.child is None:
             for queue in (self._waiting, self._quarantined):
                 if attempt in queue:
@@ -221,10 +222,10 @@ class Compute:
             attempt.timer = loop.call_later(KILL_AFTER_SECONDS, self._kill_for, attempt)
 
     def _kill_for(self, attempt: Attempt) -> None:
-        """Kill the child whose handler does not let go of the attempt."""
+        """Kill the child whose handler does not stop."""
         assert attempt.child is not None
         log.warning(
-            "the handler does not let go of request %d, segment %d: its process is killed",
+            "the handler did not stop at request %d, segment %d: its process is killed",
             attempt.work.request_id,
             attempt.work.index_no,
             extra={
@@ -243,21 +244,22 @@ class Compute:
         error: str | None = None,
         after_seconds: float | None = None,
     ) -> None:
-        """Give the attempt its ending: the decided one, else this one."""
+        """Give the attempt its ending: the one that was decided before, else this one."""
         if attempt.timer is not None:
             attempt.timer.cancel()
         attempt.child = None
         if attempt.decided is not None:
             (kind, error), result, after_seconds = attempt.decided, None, None
-        run_seconds = 0.0 if attempt.began is None else time.monotonic() - attempt.began
+        run_seconds = 0.0 if attempt.started_at is None else time.monotonic() - attempt.started_at
         if not attempt.ended.done():
             attempt.ended.set_result(Ending(kind, result, error, after_seconds, run_seconds))
 
     def _on_child_exit(self, child: Child, how: str) -> None:
-        """Decide about each attempt in a child that has ended: who did it fails, others go on.
+        """Decide what happens to each attempt in a child that has ended.
 
-        Where several ran and nobody killed it, each is a suspect and runs again alone: then the
-        one that kills its child again is known, and the others have lost no attempt.
+        If one attempt ran, it fails. If several ran, each is quarantined and runs again alone: the
+        one that ends its child again fails, and the others lose no attempt. If the worker killed
+        the child, the attempts are requeued.
         """
         attempts = list(child.running.values())
         child.running.clear()
@@ -274,7 +276,7 @@ class Compute:
             else:
                 attempt.quarantined = True
                 self._quarantined.append(attempt)
-        # In front: they have waited once already.
+        # At the front: they have waited before.
         self._waiting.extendleft(reversed(requeued))
         for attempt in (*requeued, *self._quarantined):
             self._wait_for_seat(attempt)
@@ -283,16 +285,16 @@ class Compute:
     # Children.
 
     async def _launch(self) -> Child:
-        """A child that is ready for work; HandlerError when the handler cannot be used."""
+        """Start a child and wait until it is ready; HandlerError when the handler is unusable."""
         loop = asyncio.get_running_loop()
-        ours, process = begin_child(self._handler, self._max_output_characters)
+        ours, process = start_child(self._handler, self._max_output_characters)
         child = Child(process, self._on_message)
         try:
             await loop.create_unix_connection(lambda: child, sock=ours)
             waits: list[asyncio.Future[Any]] = [child.handshake, child.end]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not child.handshake.done():
-                raise HandlerError(f"{how_it_ended(child.end.result())} before it was ready")
+                raise HandlerError(f"{describe_exit(child.end.result())} before it was ready")
             if child.handshake.result()["kind"] == "unusable":
                 raise HandlerError(child.handshake.result()["error"])
         except BaseException:
@@ -302,31 +304,31 @@ class Compute:
         return child
 
     async def _supervise(self, child: Child | None, seats: int) -> None:
-        """Keep one child alive for ever: put another in its place whenever it has ended."""
+        """Keep one child running: start another whenever it has ended. Never returns."""
         pause_seconds = FIRST_PAUSE_SECONDS
         while True:
             try:
                 child = child or await self._launch()
             except (HandlerError, OSError) as error:
-                log.warning("%s; next try in %g s", error, pause_seconds)
+                log.warning("%s; trying again in %g s", error, pause_seconds)
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
                 continue
             child.seats = seats
             self._children.append(child)
             self._start_waiting()
-            # Shielded, because close() ends this supervisor and then still needs the child's end.
+            # Shielded: close() cancels this supervisor and then still needs the child's end.
             status = await asyncio.shield(child.end)
             self._children.remove(child)
-            how = how_it_ended(status)
+            how = describe_exit(status)
             if not child.killed:
-                log.warning("%s; another is started", how)
+                log.warning("%s; starting another", how)
             served = bool(child.running) or child.killed
             self._on_child_exit(child, how)
             if served:
                 pause_seconds = FIRST_PAUSE_SECONDS
             else:
-                # It died while idle, and the next one may do so at once.
+                # The child died while idle, and the next one may do so at once.
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
             child = None

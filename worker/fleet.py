@@ -1,18 +1,18 @@
-"""An idle fleet looks for work as one: each worker says it is there and learns how many are."""
+"""Idle workers share the polling: each one registers, and learns how many workers there are."""
 
 import contextlib
 
 from partway.store.database import Database, Unavailable
 from partway.worker.settings import WorkerSettings
 
-# All idle workers together look about so often a second, whether they are two or two hundred: the
-# first to look finds new work as soon, and the database has as little to answer.
+# All idle workers together poll about this often, whether they are two or two hundred: new work is
+# found equally soon, and the load on the database stays the same.
 POLLS_PER_SECOND = 60.0
 
-# A worker that is nearly alone need not look more often than this.
+# The shortest idle wait, for a worker that is nearly alone.
 LEAST_WAIT_SECONDS = 0.02
 
-# How often a worker says that it is there, and for how long after that it counts.
+# How often a worker registers, and how long a registration counts.
 PRESENT_SECONDS = 15.0
 MISSED_SECONDS = 40.0
 
@@ -33,7 +33,7 @@ DELETE FROM workers
 WHERE  name = %s
 """
 
-# Nobody said goodbye for these: they were killed.
+# The rows of workers that were killed and could not delete them.
 DELETE_MISSING = """
 DELETE FROM workers
 WHERE  seen_at < NOW(6) - INTERVAL 1 DAY
@@ -41,7 +41,7 @@ WHERE  seen_at < NOW(6) - INTERVAL 1 DAY
 
 
 class Fleet:
-    """How many workers there are, as this one last heard; a class, since it is asked in between."""
+    """The registration of this worker, and the number of workers at its last registration."""
 
     def __init__(self, db: Database, settings: WorkerSettings) -> None:
         self._db = db
@@ -49,7 +49,7 @@ class Fleet:
         self._workers = 0
 
     async def step(self) -> bool:
-        """Say that this worker is there, and learn how many are; False always."""
+        """Register this worker and count all workers; always False."""
         if self._workers == 0:
             await self._db.write(DELETE_MISSING)
         slots = self._settings.concurrency
@@ -59,12 +59,12 @@ class Fleet:
         return False
 
     def idle_wait_seconds(self) -> float:
-        """The longest rest of this worker between two looks, for it to do its share of them."""
+        """The longest idle wait of this worker, so that it does its share of the polling."""
         idle_wait_seconds = max(self._workers / POLLS_PER_SECOND, LEAST_WAIT_SECONDS)
         return min(idle_wait_seconds, self._settings.idle_seconds)
 
     async def leave(self) -> None:
-        """Count no longer; nothing comes back."""
-        # Who is away at the end is not seen any more, and stops counting by that.
+        """Delete the registration."""
+        # If the database is unavailable at shutdown, the row expires by itself.
         with contextlib.suppress(Unavailable):
             await self._db.write(LEAVE, (self._settings.name,))

@@ -1,4 +1,4 @@
-"""A handler's author needs these few words: what comes beside the text, and what to raise."""
+"""What the author of a handler needs: the context of an attempt, and the exceptions to raise."""
 
 import importlib
 import math
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-# By their names alone: to import them here would make every handler's child load what they need.
+# Only their names: importing them here would load their dependencies into every child.
 BUILT_IN = {
     "apertium": "partway.worker.handlers.apertium:Apertium",
     "http": "partway.worker.handlers.http:Http",
@@ -15,11 +15,11 @@ BUILT_IN = {
 
 
 class HandlerError(Exception):
-    """The handler cannot be used; the message says which and why, in one line."""
+    """The handler cannot be used. The message says which and why, in one line."""
 
 
 class Retry(Exception):
-    """Raised by a handler: not now; the segment waits `after` seconds before its next attempt."""
+    """Raised by a handler to ask for another attempt, no sooner than in `after` seconds."""
 
     def __init__(self, after: float, why: str = "") -> None:
         if not (math.isfinite(after) and after >= 0):
@@ -29,7 +29,7 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Raised by a handler: this segment can never be done, so no further attempt is made."""
+    """Raised by a handler when the segment can never be done: no further attempt is made."""
 
     def __init__(self, code: str, why: str) -> None:
         super().__init__(f"{code}: {why}")
@@ -37,28 +37,28 @@ class Reject(Exception):
 
 @dataclass
 class Context:
-    """What a handler may know about the attempt it makes."""
+    """What a handler can know about the current attempt."""
 
     params: dict[str, Any]
     index: int
     attempt: int
-    # By the monotonic clock, which is the same in every process of one machine.
+    # On the monotonic clock, which is the same in every process of one machine.
     ends_at: float
-    # Becomes true while the handler runs, when nobody waits for its result any more.
+    # Becomes true while the handler runs, when its result is no longer needed.
     cancelled: bool = False
-    # The trace that the caller is in (W3C trace context); None when it sent none.
+    # The trace of the caller (W3C trace context); None when it sent none.
     traceparent: str | None = None
 
     def remaining(self) -> float:
-        """The seconds until the handler will be ended, 0.0 when there are none."""
+        """How many seconds are left until the handler is stopped; 0.0 when none are."""
         return max(0.0, self.ends_at - time.monotonic())
 
 
 def load(name: str) -> Any:
-    """The function, class or object called `name`; HandlerError when there is no such handler.
+    """Import the handler called `name`; HandlerError when there is none.
 
-    A name is "package.module:name", looked for in the current directory first, or the short
-    name of a handler that comes with Partway.
+    A name is "package.module:name", searched in the current directory first, or the short name of a
+    handler that comes with Partway.
     """
     module_name, colon, attribute = BUILT_IN.get(name, name).partition(":")
     if not (module_name and colon and attribute):
@@ -67,7 +67,7 @@ def load(name: str) -> Any:
     try:
         handler = getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:
-        # Importing runs whatever stands in the module, so anything can come out of it.
+        # An import runs the code of the module, which can raise anything.
         raise HandlerError(
             f"handler {name!r} cannot be imported: {describe_error(error)}"
         ) from error
@@ -81,12 +81,12 @@ LONGEST_ERROR_CHARACTERS = 500
 
 
 def describe_error(error: BaseException) -> str:
-    """`TypeName: message` in one line that can be stored, cut to 500 characters."""
+    """The exception as `TypeName: message` in one storable line, cut to 500 characters."""
     name = type(error).__name__
     try:
         message = str(error)
     except Exception:
-        # The message is the author's code too.
+        # The code that makes the message belongs to the handler too, and can fail.
         message = "its message could not be read"
     return one_line(f"{name}: {message}" if message else name)
 

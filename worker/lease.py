@@ -1,4 +1,4 @@
-"""Exclusive takeout and the fence that makes at-least-once safe are one idea, read together."""
+"""Claims segments under a lease and writes results back, fenced by the lease token."""
 
 import secrets
 from collections import defaultdict
@@ -12,19 +12,19 @@ from partway.worker.metrics import RENEWALS
 
 LOCK_WAIT = 1205
 
-# What one write-back statement carries at most, unless a single result is longer: MariaDB takes no
-# packet over 16 MiB unless told to.
+# The most characters in one write-back statement, unless a single result is longer. MariaDB accepts
+# no packet over 16 MiB by default.
 WRITE_CHARACTERS = 1_000_000
 
-# MySQL and the schema agree on what a reason may have.
+# The length of the column `error`.
 ERROR_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to write one result, as long as nobody else has claimed the segment since.
+    """The right to write one result. It is lost when the segment is claimed again.
 
-    `is_successor` when the lease of another had run out on it.
+    `is_successor` is true when an earlier lease of the segment had expired.
     """
 
     request_id: int
@@ -45,9 +45,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What one exchange brought: the claimed, those failed at max_attempts, and the leases lost.
+    """What one exchange did.
 
-    `held` are results whose rows another transaction has in its hands: to be tried again.
+    `claimed` are the new leases. `exhausted` counts the segments that failed at max_attempts.
+    `lost` are the leases whose results were refused. `deferred` are results whose rows another
+    transaction has locked: they must be written again.
     """
 
     claimed: list[Lease]
@@ -56,10 +58,10 @@ class Exchanged:
     deferred: list[Ready]
 
 
-# Inside one active request only: its rows lie together, so the cost is the same with a million dead
-# rows elsewhere, and no index is needed. The request is checked in a scalar subquery: a join, or
-# EXISTS on MariaDB, would lock its row, and the next claim would find nothing and a cancel wait.
-# lease_until on a pending row means "not before".
+# A claim reads one active request only. Its rows lie together, so the cost is the same with a
+# million dead rows elsewhere, and no index is needed. A scalar subquery checks the request: a join,
+# or EXISTS on MariaDB, would lock the row of the request, so that the next claim would find nothing
+# and a cancel would wait. On a pending row, lease_until means "not before".
 CLAIM = """
 SELECT s.index_no, s.status, s.attempts, s.source
 FROM   segments s
@@ -75,9 +77,10 @@ LIMIT  %s
 FOR UPDATE SKIP LOCKED
 """
 
-# A token goes as digits: MySQL shows no list of transactions (innodb_trx, 3854) while a statement
-# holds bytes that are no text, and a statement that waits is when operators ask for that list.
-# Attempts are counted here, at the claim: a segment that kills its worker reaches no later count.
+# The token is sent as hexadecimal digits. MySQL cannot list its transactions (innodb_trx, error
+# 3854) while a statement contains bytes that are not text, and operators need that list when a
+# statement waits. Attempts are counted at the claim: a segment that kills its worker would never
+# be counted later.
 LEASE = """
 UPDATE segments
 SET    status = 'processing',
@@ -89,7 +92,7 @@ WHERE  request_id = %s
   AND  index_no IN (...)
 """
 
-# An error that an attempt left behind says more than this one.
+# COALESCE keeps the error of an earlier attempt, which says more than this one.
 EXHAUST = """
 UPDATE segments
 SET    status = 'failed',
@@ -111,19 +114,22 @@ async def claim(
     max_attempts: int,
     first_index: int = 0,
 ) -> tuple[list[Lease], int]:
-    """The claimed segments of one request, and how many were failed instead of claimed again."""
+    """Claim up to `count` segments of one request.
+
+    Returns the new leases, and how many segments failed instead because they have no attempt left.
+    """
     await cursor.execute(CLAIM, (request_id, first_index, count))
     rows = await cursor.fetchall()
     spent = [row["index_no"] for row in rows if row["attempts"] >= max_attempts]
     fresh = [row for row in rows if row["attempts"] < max_attempts]
     if fresh:
-        numbers = [row["index_no"] for row in fresh]
+        indexes = [row["index_no"] for row in fresh]
         await cursor.execute(
-            expand_lists(LEASE, len(numbers)),
-            (token.hex(), owner_id, int(lease_seconds * 1_000_000), request_id, *numbers),
+            expand_lists(LEASE, len(indexes)),
+            (token.hex(), owner_id, int(lease_seconds * 1_000_000), request_id, *indexes),
         )
     if spent:
-        reason = f"given up after {max_attempts} attempts: the worker did not live to say why"
+        reason = f"failed after {max_attempts} attempts: no worker reported an error"
         await cursor.execute(expand_lists(EXHAUST, len(spent)), (reason, request_id, *spent))
     leases = [
         Lease(
@@ -139,8 +145,9 @@ async def claim(
     return leases, len(spent)
 
 
-# The fence: token and status. A segment that was claimed again, given back, failed or done since
-# changes nothing. A listed row without its WHEN would become NULL, which the table refuses.
+# The fence is the token and the status: a segment that was claimed again, given back, failed or
+# done meanwhile is not changed. A listed row without its WHEN would become NULL, which the table
+# refuses.
 WRITE_BACK = """
 UPDATE segments
 SET    status = 'done',
@@ -153,7 +160,7 @@ WHERE  request_id = %s
   AND  index_no IN (...)
 """
 
-# The token stays on a done row, so a write-back whose reply was lost is found to be ours.
+# A done row keeps its token. So a worker recognises its own write-back when the reply was lost.
 WRITTEN = """
 SELECT index_no
 FROM   segments
@@ -163,7 +170,7 @@ WHERE  request_id = %s
   AND  index_no IN (...)
 """
 
-# After a lock wait: one row in the hands of a frozen client would hold back all the others.
+# Used after a lock wait timeout: one row that a frozen client has locked must not delay the others.
 LOCKABLE = """
 SELECT index_no
 FROM   segments
@@ -178,34 +185,35 @@ FOR UPDATE SKIP LOCKED
 async def write_back(
     cursor: aiomysql.DictCursor, ready: Sequence[Ready], skip_locked: bool
 ) -> tuple[list[Lease], list[Ready]]:
-    """The leases that turn out to be lost, and the results that had to stay behind.
+    """Write results. Returns the leases that are lost, and the results that were deferred.
 
-    `skip_locked` writes only rows that nobody else has locked. In order of request and index: two
-    processes that wrote each other's stale rows in different orders would deadlock.
+    With `skip_locked`, rows that another transaction has locked are deferred. Rows are written in
+    order of request and index: two processes that wrote each other's stale rows in different
+    orders would deadlock.
     """
     lost: list[Lease] = []
-    held: list[Ready] = []
+    deferred: list[Ready] = []
     for part in write_batches(ready):
         request_id, token = part[0].lease.request_id, part[0].lease.token
         if skip_locked:
             free = await find_index_numbers(cursor, LOCKABLE, request_id, token, part)
-            held += [item for item in part if item.lease.index_no not in free]
+            deferred += [item for item in part if item.lease.index_no not in free]
             part = [item for item in part if item.lease.index_no in free]
         if not part:
             continue
         cases = [value for item in part for value in (item.lease.index_no, item.result)]
-        found = [item.lease.index_no for item in part]
+        indexes = [item.lease.index_no for item in part]
         written = await cursor.execute(
-            expand_lists(WRITE_BACK, len(part)), (*cases, request_id, token.hex(), *found)
+            expand_lists(WRITE_BACK, len(part)), (*cases, request_id, token.hex(), *indexes)
         )
         if written < len(part):
             ours = await find_index_numbers(cursor, WRITTEN, request_id, token, part)
             lost += [item.lease for item in part if item.lease.index_no not in ours]
-    return lost, held
+    return lost, deferred
 
 
 def write_batches(ready: Iterable[Ready]) -> list[list[Ready]]:
-    """The results that go into one statement each: same request, same token, not too long."""
+    """Group results into one list per statement: same request, same token, not too long."""
     groups: list[list[Ready]] = []
     characters = 0
     for item in sorted(ready, key=lambda r: (r.lease.request_id, r.lease.token, r.lease.index_no)):
@@ -225,9 +233,9 @@ def write_batches(ready: Iterable[Ready]) -> list[list[Ready]]:
 async def find_index_numbers(
     cursor: aiomysql.DictCursor, statement: str, request_id: int, token: bytes, part: list[Ready]
 ) -> set[int]:
-    """The index numbers that one of the statements above finds for these results."""
-    wanted = [item.lease.index_no for item in part]
-    await cursor.execute(expand_lists(statement, len(wanted)), (request_id, token.hex(), *wanted))
+    """The index numbers of those results whose rows `statement` finds."""
+    indexes = [item.lease.index_no for item in part]
+    await cursor.execute(expand_lists(statement, len(indexes)), (request_id, token.hex(), *indexes))
     return {row["index_no"] for row in await cursor.fetchall()}
 
 
@@ -251,24 +259,24 @@ async def exchange(
     skip_locked: bool = False,
     first_index: int = 0,
 ) -> Exchanged:
-    """Write back what is ready and claim up to `count` segments of one request, in one transaction.
+    """Write back the ready results and claim up to `count` segments, in one transaction.
 
-    `request_id` is None to claim nothing, and nothing before `first_index` is claimed.
-    `skip_locked` is for results that an exchange before had to defer. Raises Unavailable when
-    neither was done or nobody can tell: then the same results may be handed in again, and a claim
-    runs out by itself.
+    All claimed segments belong to one request; nothing is claimed when `request_id` is None, or
+    before `first_index`. Use `skip_locked` after an exchange that deferred results. Raises
+    Unavailable when the transaction failed or its fate is unknown. Then the same results can be
+    passed in again, and a claim that was committed expires by itself.
     """
     token = secrets.token_bytes(16)
 
-    async def once(trouble: Exception | None) -> Exchanged:
+    async def run_transaction(previous_error: Exception | None) -> Exchanged:
         async with db.transaction() as cursor:
-            waits = skip_locked or error_number(trouble) == LOCK_WAIT
-            lost, held = await write_back(cursor, ready, waits)
+            skips = skip_locked or error_number(previous_error) == LOCK_WAIT
+            lost, deferred = await write_back(cursor, ready, skips)
             claimed: list[Lease] = []
             exhausted = 0
             if request_id is not None:
-                if trouble is not None:
-                    # The run before may have been committed and only its reply lost.
+                if previous_error is not None:
+                    # The previous attempt may have been committed, and only its reply lost.
                     await cursor.execute(HOLDING, (request_id, token.hex()))
                     claimed = [
                         Lease(request_id, row["index_no"], token, row["attempts"], row["source"])
@@ -285,12 +293,12 @@ async def exchange(
                         max_attempts,
                         first_index,
                     )
-        return Exchanged(claimed, exhausted, lost, held)
+        return Exchanged(claimed, exhausted, lost, deferred)
 
-    return await db.retry(once)
+    return await db.retry(run_transaction)
 
 
-# One statement for all the leases of a process, every third of a lease.
+# A process renews all its leases with one statement, three times in the length of a lease.
 RENEW = """
 UPDATE segments
 SET    lease_until = NOW(6) + INTERVAL %s MICROSECOND
@@ -311,16 +319,16 @@ STILL_FREE = STILL_HELD + "FOR UPDATE SKIP LOCKED\n"
 
 
 async def renew(db: Database, leases: Sequence[Lease], lease_seconds: float) -> list[Lease]:
-    """Let these leases run from now on again; those that are lost.
+    """Extend these leases by their full length from now. Returns those that are lost.
 
-    A lease whose row another transaction has locked is neither renewed nor called lost.
+    A lease whose row another transaction has locked is neither renewed nor reported as lost.
     """
 
-    async def once(trouble: Exception | None) -> tuple[int, list[Lease]]:
+    async def run_transaction(previous_error: Exception | None) -> tuple[int, list[Lease]]:
         async with db.transaction() as cursor:
             mine = list(leases)
-            if error_number(trouble) == LOCK_WAIT:
-                # Waiting again for the one row would let all the others run out.
+            if error_number(previous_error) == LOCK_WAIT:
+                # Another wait for the one locked row would let all the other leases expire.
                 free = await find_lease_keys(cursor, STILL_FREE, mine)
                 mine = [lease for lease in mine if lease_key(lease) in free]
             if not mine:
@@ -336,32 +344,32 @@ async def renew(db: Database, leases: Sequence[Lease], lease_seconds: float) -> 
 
     if not leases:
         return []
-    renewed, lost = await db.retry(once)
+    renewed, lost = await db.retry(run_transaction)
     RENEWALS.inc(renewed)
     return lost
 
 
 def lease_key(lease: Lease) -> tuple[int, int, bytes]:
-    """What names one lease in the rows."""
+    """The values that identify a lease in the table."""
     return lease.request_id, lease.index_no, lease.token
 
 
 def lease_condition(leases: Sequence[Lease]) -> tuple[str, list[int | str]]:
-    """The condition that finds these leases by the primary key, and its values."""
+    """The SQL condition that finds these leases by the primary key, and its values."""
     groups: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for lease in leases:
         groups[lease.request_id, lease.token].append(lease.index_no)
-    conditions = [f"({expand_lists(HELD, len(numbers))})" for numbers in groups.values()]
+    conditions = [f"({expand_lists(HELD, len(indexes))})" for indexes in groups.values()]
     values: list[int | str] = []
-    for (request_id, token), numbers in groups.items():
-        values += [request_id, token.hex(), *numbers]
+    for (request_id, token), indexes in groups.items():
+        values += [request_id, token.hex(), *indexes]
     return f"({' OR '.join(conditions)})", values
 
 
 async def find_lease_keys(
     cursor: aiomysql.DictCursor, statement: str, leases: Sequence[Lease]
 ) -> set[tuple[int, int, bytes]]:
-    """The keys of those leases that one of the statements above finds."""
+    """The keys of those leases whose rows `statement` finds."""
     where, values = lease_condition(leases)
     await cursor.execute(statement.replace("(held)", where), values)
     return {
@@ -369,7 +377,7 @@ async def find_lease_keys(
     }
 
 
-# attempts is lowered only by the one whose fence still holds, so a repeat lowers it once.
+# The fence holds for one of these statements only, so a repeat does not lower `attempts` again.
 GIVE_BACK = """
 UPDATE segments
 SET    status = 'pending',
@@ -384,7 +392,7 @@ WHERE  request_id = %s
 
 
 async def give_back(db: Database, lease: Lease) -> bool:
-    """Make the segment claimable at once, its attempt not counted; False when the lease is lost."""
+    """Make the segment claimable at once and uncount its attempt; False when the lease is lost."""
     return await db.write(GIVE_BACK, (lease.request_id, lease.index_no, lease.token.hex())) == 1
 
 
@@ -404,9 +412,10 @@ WHERE  request_id = %s
 async def fail(
     db: Database, lease: Lease, error: str, after_seconds: float, max_attempts: int
 ) -> bool:
-    """Record a failed attempt: again after `after_seconds`, or failed for good at max_attempts.
+    """Record a failed attempt. False when the lease is lost.
 
-    False when the lease is lost. max_attempts 0 fails it for good whatever the count.
+    The segment can be claimed again after `after_seconds`, or it is failed at max_attempts. With
+    max_attempts 0 it is failed now.
     """
     values = (max_attempts, error[:ERROR_CHARACTERS], int(after_seconds * 1_000_000))
     fence = (lease.request_id, lease.index_no, lease.token.hex())

@@ -1,4 +1,4 @@
-"""Who runs a fleet must see whether it keeps up, what its handlers do, and who loses leases."""
+"""The metrics of a worker: whether it keeps up, what its handlers do, which leases are lost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ REGISTRY = CollectorRegistry()
 CLAIMS = label_values(
     Counter(
         "partway_claims_total",
-        "Exchanges that asked for segments, by what they brought.",
+        "Exchanges that asked for segments, by their result.",
         ("result",),
         registry=REGISTRY,
     ),
@@ -21,31 +21,32 @@ CLAIMS = label_values(
 
 CLAIM_DURATION = Histogram(
     "partway_claim_duration_seconds",
-    "How long an exchange took that asked for segments.",
+    "The duration of an exchange that asked for segments.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
     registry=REGISTRY,
 )
 
-# Up to the longest deadline, since nothing is claimed or runs beyond it.
-OF_A_SEGMENT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60)
+# Up to the longest deadline: nothing is claimed or runs after it.
+SEGMENT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60)
 
 QUEUE_WAIT = Histogram(
     "partway_segment_queue_wait_seconds",
-    "From the arrival of a request to the first claim of a segment of it.",
+    "The time from the arrival of a request to the first claim of one of its segments.",
     ("handler",),
-    buckets=OF_A_SEGMENT,
+    buckets=SEGMENT_BUCKETS,
     registry=REGISTRY,
 )
 
 RUN = Histogram(
     "partway_segment_run_seconds",
-    "How long an attempt ran that its handler ended.",
+    "The duration of an attempt that its handler ended.",
     ("handler",),
-    buckets=OF_A_SEGMENT,
+    buckets=SEGMENT_BUCKETS,
     registry=REGISTRY,
 )
 
-# The endings of worker.compute; at max_attempts; to the next worker, at the end of this one.
+# The kinds of endings in worker.compute; then "given_up" at max_attempts, and "given_back" when the
+# worker shuts down.
 OUTCOMES = ("done", "failed", "retry", "rejected", "stopped", "given_up", "given_back")
 
 ATTEMPTS = Counter(
@@ -63,14 +64,14 @@ RENEWALS = Counter(
 
 EXPIRATIONS = Counter(
     "partway_lease_expirations_total",
-    "Segments that were claimed after the lease of another had run out on them.",
+    "Segments that were claimed again after their lease had expired.",
     registry=REGISTRY,
 )
 
 FENCE_REJECTIONS = label_values(
     Counter(
         "partway_fence_rejections_total",
-        "Writes that found their lease lost, by what they were to do.",
+        "Writes that were refused because their lease was lost, by the kind of write.",
         ("op",),
         registry=REGISTRY,
     ),
@@ -80,7 +81,7 @@ FENCE_REJECTIONS = label_values(
 SLOTS = label_values(
     Gauge(
         "partway_worker_slots",
-        "Slots of this process, by whether a segment is in them.",
+        "Slots of this process, by whether a segment runs in them.",
         ("state",),
         registry=REGISTRY,
     ),
@@ -91,17 +92,17 @@ name_program("worker")
 
 
 @dataclass(frozen=True)
-class OfHandler:
-    """What is counted by handler, bound to the one of this process."""
+class HandlerMetrics:
+    """The metrics with the label `handler`, for the handler of this process."""
 
     queue_wait: Histogram
     run: Histogram
     attempts: Mapping[str, Counter]
 
 
-def of_handler(handler: str) -> OfHandler:
-    """The metrics of this handler, there from now on, at zero."""
-    return OfHandler(
+def handler_metrics(handler: str) -> HandlerMetrics:
+    """The metrics of this handler; from now on they are exported, at zero."""
+    return HandlerMetrics(
         QUEUE_WAIT.labels(handler),
         RUN.labels(handler),
         {outcome: ATTEMPTS.labels(outcome, handler) for outcome in OUTCOMES},

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-# How long what a dead child still said may take to arrive.
+# How long the last output of a dead child may take to arrive.
 LAST_OUTPUT_SECONDS = 0.25
 
 Message = dict[str, Any]
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended; "stopped" means that nothing may be written for it."""
+    """How an attempt ended; "stopped" means that nothing is written for it."""
 
     kind: Kind
     result: str | None
@@ -51,28 +51,28 @@ class Child(asyncio.Protocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self.process = process
-        # Tells when the process ends, without a thread that waits and without a signal handler.
-        # asyncio's own processes wait in a thread, which loses the status when kill() looks first.
+        # Reports the end of the process without a waiting thread and without a signal handler.
+        # asyncio's own processes wait in a thread, which loses the status when kill() polls first.
         self.process_handle = os.pidfd_open(process.pid)
         self.on_message = on_message
         self.handshake: asyncio.Future[Message] = loop.create_future()
-        self.silent: asyncio.Future[None] = loop.create_future()
+        self.disconnected: asyncio.Future[None] = loop.create_future()
         self.end = loop.create_task(self._end())
         self.seats = 0
         self.running: dict[int, Attempt] = {}
-        # A suspect runs in it, and nothing may run beside that one.
+        # True while a quarantined attempt runs in this child: nothing may run beside it.
         self.exclusive = False
         self.killed = False
         self.pieces: list[bytes] = []
         self.unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # No assertion: uvloop's transports are none of asyncio's by descent.
+        # A cast, not an assertion: uvloop's transports do not inherit from asyncio's.
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.pieces.append(data)
-        # Only then joined: a result of some megabytes arrives in many pieces.
+        # Joined only at a line end: a result of some megabytes arrives in many pieces.
         if b"\n" in data:
             *lines, rest = b"".join(self.pieces).split(b"\n")
             self.pieces = [rest]
@@ -80,35 +80,35 @@ class Child(asyncio.Protocol):
                 self.on_message(self, json.loads(line))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.silent.set_result(None)
-        # It has ended or closed the socket; in both cases nothing can come from it any more.
+        self.disconnected.set_result(None)
+        # The child has ended or closed its socket. In both cases no message can arrive any more.
         self.stop_serving()
 
     def send(self, message: Message) -> None:
-        """Write one message; a child that is gone hears nothing, and `end` tells of it."""
-        # One write for what is sent in one turn of the loop: a claim brings many segments.
+        """Send one message. It is lost when the child has ended, which `end` reports."""
+        # All messages of one turn of the event loop go in one write: a claim has many segments.
         if not self.unsent:
             asyncio.get_running_loop().call_soon(self.flush)
         self.unsent.append(json.dumps(message).encode() + b"\n")
 
     def flush(self) -> None:
-        """Write what `send` has gathered."""
+        """Write the messages that `send` has collected."""
         if not self.transport.is_closing():
             self.transport.write(b"".join(self.unsent))
         self.unsent.clear()
 
     def kill(self) -> None:
-        """End the process for a reason of ours, so that no attempt in it is blamed for its end."""
+        """Kill the process by our own decision, so that no attempt in it counts as the cause."""
         self.killed = True
         self.stop_serving()
 
     def stop_serving(self) -> None:
-        """End the process, if it still lives; it takes no further attempt."""
+        """Kill the process if it still runs, and start no further attempt in it."""
         self.seats = 0
         self.process.kill()
 
     async def _end(self) -> int:
-        """The exit status, once the process has ended and all it said has been heard."""
+        """The exit status, when the process has ended and its last messages have been read."""
         loop = asyncio.get_running_loop()
         exited = asyncio.Event()
         loop.add_reader(self.process_handle, exited.set)
@@ -119,39 +119,39 @@ class Child(asyncio.Protocol):
             os.close(self.process_handle)
         status = self.process.wait()
         # Bounded, because a process that the handler started may hold the socket open.
-        await asyncio.wait([self.silent], timeout=LAST_OUTPUT_SECONDS)
+        await asyncio.wait([self.disconnected], timeout=LAST_OUTPUT_SECONDS)
         self.transport.abort()
         return status
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A piece of work on its way: waiting for a seat, in a child, or ended."""
+    """One attempt at a segment: it waits for a seat, runs in a child, or has ended."""
 
     work: Work
     ended: asyncio.Future[Ending]
     timer: asyncio.TimerHandle | None = None
     number: int = 0
-    began: float | None = None
+    started_at: float | None = None
     child: Child | None = None
-    # Kind and error of its ending, whatever the handler still says.
+    # The kind and error with which it ends, whatever the handler still reports.
     decided: tuple[Kind, str] | None = None
-    # It ran beside others in a child that died, so it runs alone until it is known who did it.
+    # It ran beside others in a child that died. It runs again alone, to find the cause.
     quarantined: bool = False
 
 
-def begin_child(
+def start_child(
     handler: str, max_output_characters: int
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The socket to a new child and its process."""
+    """Start a child; returns the socket to it and its process."""
     ours, theirs = socket.socketpair()
     with theirs, contextlib.ExitStack() as on_error:
         on_error.enter_context(ours)
-        # The program is this Python with a module of ours.
+        # S603: the program is this Python, with a module of Partway.
         process = subprocess.Popen(  # noqa: S603
             [
                 sys.executable,
-                # What a handler prints must be seen even if it is killed right after.
+                # Unbuffered, so that what a handler prints is not lost when it is killed.
                 "-u",
                 "-m",
                 "partway.worker.child",
@@ -161,7 +161,7 @@ def begin_child(
                 handler,
             ],
             stdin=subprocess.DEVNULL,
-            # Standard output belongs to the results of `try`.
+            # Standard output carries the result of `partway worker try`.
             stdout=sys.__stderr__,
             pass_fds=[theirs.fileno()],
         )
@@ -169,8 +169,8 @@ def begin_child(
     return ours, process
 
 
-def how_it_ended(status: int) -> str:
-    """A sentence for the exit status of a child."""
+def describe_exit(status: int) -> str:
+    """Describe the exit status of a child in one sentence."""
     if status < 0:
         return f"the handler's process ended by signal {-status}"
     return f"the handler's process ended with exit status {status}"

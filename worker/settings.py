@@ -1,4 +1,4 @@
-"""One worker process is told by its settings what it computes, how much at once and how long."""
+"""The settings of one worker process: what it computes, how much at once, and how long."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class WorkerSettings(BaseSettings):
-    """What one worker process can be told."""
+    """The settings of one worker process."""
 
     model_config = SettingsConfigDict(env_prefix="PARTWAY_WORKER_")
 
@@ -19,7 +19,7 @@ class WorkerSettings(BaseSettings):
     concurrency: int = Field(
         1, ge=1, le=1000, description="How many segments this process computes at once."
     )
-    # A killed worker's segment comes back after a lease and a rest of backoff_seconds: within 15 s.
+    # The segment of a killed worker is claimed again after a lease and a back-off: within 15 s.
     lease_seconds: float = Field(
         10, ge=2, le=3600, description="How long a claim is valid without a renewal."
     )
@@ -39,15 +39,15 @@ class WorkerSettings(BaseSettings):
     max_output_characters: int = Field(
         100_000, ge=1, le=4_000_000, description="The longest result, in Unicode code points."
     )
-    # Two tries and a breath fit into most deadlines.
+    # Short enough for two attempts within most deadlines.
     retry_seconds: float = Field(
         1, ge=0, le=3600, description="How long a segment waits after a failed attempt."
     )
-    # A fleet shares its looks: only one of more than a hundred workers rests so long.
+    # A fleet shares its polls: a worker waits so long only among more than a hundred workers.
     idle_seconds: float = Field(
         2, gt=0, le=60, description="The longest idle wait between two polls for work."
     )
-    # Less than the 30 s that a container is given to end.
+    # Less than the 30 s that a container usually has to stop.
     grace_seconds: float = Field(
         20,
         ge=0,
@@ -63,8 +63,8 @@ class WorkerSettings(BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _rest_is_shorter_than_a_lease(self) -> Self:
-        # A memory as long as a lease would hide a segment that came back.
+    def _backoff_is_shorter_than_a_lease(self) -> Self:
+        # A longer back-off would hide a segment whose lease has expired.
         if self.backoff_seconds >= self.lease_seconds:
             raise ValueError(
                 f"backoff_seconds ({self.backoff_seconds:g}) must be less than "

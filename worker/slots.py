@@ -1,4 +1,4 @@
-"""One claimer fills all the slots of a process, and writes back for all of them."""
+"""Claims segments for all the slots of one process, and writes back the results of all of them."""
 
 import asyncio
 import functools
@@ -20,20 +20,20 @@ from partway.worker.metrics import (
     EXPIRATIONS,
     FENCE_REJECTIONS,
     SLOTS,
-    of_handler,
+    handler_metrics,
 )
 from partway.worker.process import Ending, Work
 from partway.worker.settings import WorkerSettings
 
 log = logging.getLogger("partway.worker")
 
-# A handler is stopped this long before its lease ends, when the lease could not be renewed.
+# When a lease cannot be renewed, its handler is stopped this long before the lease ends.
 LEASE_MARGIN_SECONDS = 1.0
 
-# What is ready at the end is written back if the database answers within this.
+# At shutdown, results are written back if the database answers within this time.
 LAST_WRITES_SECONDS = 5.0
 
-# Every segment of a request has the same params, and a process meets many requests in turn.
+# All segments of a request have the same params, and a process works on many requests in turn.
 CONTEXTS_CACHED = 256
 
 PARAMS = """
@@ -46,25 +46,25 @@ WHERE  id = %s
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What a caller means for the handler, the same for each segment of its request.
+    """What all segments of one request have in common.
 
-    `named` is what the caller calls it: by that its lines in the logs of all programs meet.
-    `began_at` is when the caller came, by this process's monotonic clock.
+    `log_fields` are the caller's id and tenant, which appear in the logs of all programs.
+    `created_at` is the arrival of the request, on the monotonic clock of this process.
     """
 
     params: dict[str, Any]
     traceparent: str | None
-    named: dict[str, str]
-    began_at: float
+    log_fields: dict[str, str]
+    created_at: float
 
 
-# Of a request that was settled since the list was read: it has no segment left to claim either.
+# For a request that was settled after the list was read. It has no segment left to claim.
 NO_CONTEXT = RequestContext({}, None, {}, 0.0)
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A failed attempt that waits to be recorded; max_attempts 0 makes it the last."""
+class FailedAttempt:
+    """A failed attempt that waits to be recorded; with max_attempts 0 it is the last one."""
 
     lease: Lease
     error: str
@@ -73,7 +73,7 @@ class Failure:
 
 
 class Slots:
-    """The segments that this process holds: those that run, and what is not written back yet."""
+    """The segments that this process has claimed: running, or not written back yet."""
 
     def __init__(self, db: Database, compute: Compute, settings: WorkerSettings) -> None:
         self._db = db
@@ -86,17 +86,17 @@ class Slots:
         self._ready: list[Ready] = []
         self._skip_locked = False
         self._exchanging = asyncio.Lock()
-        self._failures: list[Failure] = []
+        self._failures: list[FailedAttempt] = []
         self._contexts: OrderedDict[int, RequestContext] = OrderedDict()
         self._fault: BaseException | None = None
-        self._counted = of_handler(settings.handler)
+        self._counters = handler_metrics(settings.handler)
         SLOTS["busy"].set_function(lambda: len(self._running))
         SLOTS["idle"].set_function(lambda: settings.concurrency - len(self._running))
         self.empty = asyncio.Event()
         self.empty.set()
 
     async def step(self) -> bool:
-        """One exchange; False when there is nothing to claim and nothing to write back."""
+        """Do one exchange; False when there is nothing to claim and nothing to write back."""
         if self._fault is not None:
             raise self._fault
         if self._failures:
@@ -104,7 +104,7 @@ class Slots:
             del self._failures[0]
             self._note_change()
             return True
-        # Before anything is awaited: a seat may become free meanwhile, but none is taken.
+        # Read before anything is awaited: meanwhile a seat may become free, but none is taken.
         free = min(self._compute.free, self._settings.concurrency - len(self._running))
         active = None
         if free > 0 and not self._draining:
@@ -114,13 +114,13 @@ class Slots:
             return await self._exchange(None if self._draining else active, context, free)
 
     async def _exchange(self, active: Active | None, context: RequestContext, free: int) -> bool:
-        """Whether there is more to claim or to write back at once."""
+        """Exchange; True when there may be more to claim or to write back at once."""
         ready = list(self._ready)
         if active is None and not ready:
             return False
         began = time.monotonic()
         try:
-            brought = await exchange(
+            exchanged = await exchange(
                 self._db,
                 ready,
                 active.id if active is not None else None,
@@ -135,42 +135,42 @@ class Slots:
             if active is not None:
                 CLAIMS["error"].inc()
             raise
-        self._ready = brought.deferred + self._ready[len(ready) :]
-        self._skip_locked = bool(brought.deferred)
-        for lease in brought.lost:
+        self._ready = exchanged.deferred + self._ready[len(ready) :]
+        self._skip_locked = bool(exchanged.deferred)
+        for lease in exchanged.lost:
             FENCE_REJECTIONS["write_back"].inc()
-            log.warning("lease lost, result dropped", extra=self._named(lease))
+            log.warning("lease lost, result dropped", extra=self._attempt_fields(lease))
         if active is not None:
-            self._count_claim(brought, context, began)
-            for lease in brought.claimed:
+            self._count_claim(exchanged, context, began)
+            for lease in exchanged.claimed:
                 self._start(lease, active, context, began)
             self._choice.note_claimed(
                 active,
-                [lease.index_no for lease in brought.claimed],
-                is_all=len(brought.claimed) + brought.exhausted < free,
+                [lease.index_no for lease in exchanged.claimed],
+                nothing_left=len(exchanged.claimed) + exchanged.exhausted < free,
             )
-            if brought.exhausted:
+            if exchanged.exhausted:
                 log.warning(
-                    "segments given up: no worker lived to say why",
-                    extra=self._named_request(active.id) | {"segments": brought.exhausted},
+                    "segments failed: no worker reported an error",
+                    extra=self._request_fields(active.id) | {"segments": exchanged.exhausted},
                 )
         self._note_change()
-        # What was asked in vain is set aside now, so there is another to ask, or none.
-        return active is not None or len(brought.deferred) < len(ready)
+        # A request with nothing to claim is backed off now. The next step asks another, if any.
+        return active is not None or len(exchanged.deferred) < len(ready)
 
-    def _count_claim(self, brought: Exchanged, context: RequestContext, began: float) -> None:
+    def _count_claim(self, exchanged: Exchanged, context: RequestContext, began: float) -> None:
         now = time.monotonic()
         CLAIM_DURATION.observe(now - began)
-        CLAIMS["claimed" if brought.claimed else "empty"].inc()
-        self._counted.attempts["given_up"].inc(brought.exhausted)
-        for lease in brought.claimed:
+        CLAIMS["claimed" if exchanged.claimed else "empty"].inc()
+        self._counters.attempts["given_up"].inc(exchanged.exhausted)
+        for lease in exchanged.claimed:
             if lease.is_successor:
                 EXPIRATIONS.inc()
             if lease.attempt == 1:
-                self._counted.queue_wait.observe(now - context.began_at)
+                self._counters.queue_wait.observe(now - context.created_at)
 
     async def renew(self) -> bool:
-        """Renew every lease held here, and stop what runs on a lease that is lost; False always."""
+        """Renew all leases of this process; stop handlers whose lease is lost; always False."""
         held = [*self._running, *(item.lease for item in self._ready)]
         began = time.monotonic()
         lost = await renew(self._db, held, self._settings.lease_seconds)
@@ -180,27 +180,29 @@ class Slots:
         for lease in lost:
             if lease in self._running:
                 FENCE_REJECTIONS["renew"].inc()
-                log.warning("lease lost, handler stopped", extra=self._named(lease))
+                log.warning("lease lost, handler stopped", extra=self._attempt_fields(lease))
                 self._running[lease].cancel()
         return False
 
     async def cancel_expiring_leases(self) -> bool:
-        """Stop what runs on a lease that ends before it can be renewed; False always.
+        """Stop handlers whose lease ends soon, because it could not be renewed; always False.
 
-        Whoever claims the segment next must not find it still running here.
+        When another worker claims the segment, it must not run here any more.
         """
         last = time.monotonic() + LEASE_MARGIN_SECONDS
         for lease, ends_at in self._lease_ends_at.items():
             if ends_at < last:
-                log.warning("lease not renewed in time, handler stopped", extra=self._named(lease))
+                log.warning(
+                    "lease not renewed in time, handler stopped", extra=self._attempt_fields(lease)
+                )
                 self._running[lease].cancel()
         return False
 
     async def drain(self, grace_seconds: float) -> None:
-        """Claim nothing more, let what runs finish within the grace, then give the rest back."""
+        """Claim nothing more; let handlers finish within the grace; then give back the others."""
         self._draining = True
         async with self._exchanging:
-            pass  # a claim that was on its way has come, and is among what runs
+            pass  # a claim that was in progress has ended, and its segments are in _running
         await wait_for_any(grace_seconds, self.empty)
         running = dict(self._running)
         for task in running.values():
@@ -210,15 +212,15 @@ class Slots:
             try:
                 is_given_back = await give_back(self._db, lease)
             except Unavailable:
-                # Its lease runs out; a program that is to end does not wait for a database.
-                log.warning("segment not given back", extra=self._named(lease))
+                # The lease expires by itself. A worker that must end does not wait for a database.
+                log.warning("segment not given back", extra=self._attempt_fields(lease))
                 break
             if not is_given_back:
                 FENCE_REJECTIONS["give_back"].inc()
-                log.warning("lease lost, not given back", extra=self._named(lease))
+                log.warning("lease lost, not given back", extra=self._attempt_fields(lease))
                 continue
-            self._counted.attempts["given_back"].inc()
-            log.info("segment given back", extra=self._named(lease))
+            self._counters.attempts["given_back"].inc()
+            log.info("segment given back", extra=self._attempt_fields(lease))
         await wait_for_any(LAST_WRITES_SECONDS, self.empty)
 
     async def _context_for(self, active: Active) -> RequestContext:
@@ -226,24 +228,24 @@ class Slots:
             context = NO_CONTEXT
             for row in await self._db.read(PARAMS, (active.id,)):
                 caller = {"request_id": row["public_id"], "tenant": row["tenant"]}
-                began_at = time.monotonic() - row["age_microseconds"] / 1_000_000
+                created_at = time.monotonic() - row["age_microseconds"] / 1_000_000
                 context = RequestContext(
-                    json.loads(row["params"]), row["traceparent"], caller, began_at
+                    json.loads(row["params"]), row["traceparent"], caller, created_at
                 )
             self._contexts[active.id] = context
             if len(self._contexts) > CONTEXTS_CACHED:
                 self._contexts.popitem(last=False)
         return self._contexts[active.id]
 
-    def _named_request(self, request_id: int) -> dict[str, Any]:
-        """A request as logs name it."""
-        caller = self._contexts.get(request_id, NO_CONTEXT).named
+    def _request_fields(self, request_id: int) -> dict[str, Any]:
+        """The log fields of a request."""
+        caller = self._contexts.get(request_id, NO_CONTEXT).log_fields
         return {"request_no": request_id, "owner": self._settings.name, **caller}
 
-    def _named(self, lease: Lease) -> dict[str, Any]:
-        """An attempt at a segment as logs name it."""
-        one = {"index": lease.index_no, "attempt": lease.attempt}
-        return self._named_request(lease.request_id) | one
+    def _attempt_fields(self, lease: Lease) -> dict[str, Any]:
+        """The log fields of an attempt."""
+        segment = {"index": lease.index_no, "attempt": lease.attempt}
+        return self._request_fields(lease.request_id) | segment
 
     def _start(self, lease: Lease, active: Active, context: RequestContext, began: float) -> None:
         work = Work(
@@ -263,46 +265,46 @@ class Slots:
         del self._running[lease]
         del self._lease_ends_at[lease]
         if task.cancelled():
-            # Told to let go of a lease that is lost; at the end of the process, to give it back.
+            # Cancelled because its lease is lost, or while draining, to give the segment back.
             if not self._draining:
-                self._counted.attempts["stopped"].inc()
+                self._counters.attempts["stopped"].inc()
         else:
-            # No handler can cause an exception here: it is a fault of ours, for the next step.
+            # A handler cannot cause an exception here. It is a bug; the next step raises it.
             self._fault = self._fault or task.exception()
             if task.exception() is None:
                 self._handle_ending(lease, task.result())
         self._note_change()
 
     def _handle_ending(self, lease: Lease, ending: Ending) -> None:
-        """Put the ending of an attempt where the next step finds it."""
-        self._counted.attempts[ending.kind].inc()
+        """Store the ending of an attempt for the next step."""
+        self._counters.attempts[ending.kind].inc()
         if ending.kind == "stopped":
-            return  # its deadline has passed: whatever were written would be void
+            return  # its deadline has passed, so a write would have no effect
         self._choice.note_run(ending.run_seconds)
-        self._counted.run.observe(ending.run_seconds)
-        # Not its error: that may repeat the text, and the row keeps it for the caller.
-        how = {"outcome": ending.kind, "duration_ms": round(ending.run_seconds * 1000)}
+        self._counters.run.observe(ending.run_seconds)
+        # Without the error: it can repeat the text. The caller reads it from the row.
+        fields = {"outcome": ending.kind, "duration_ms": round(ending.run_seconds * 1000)}
         level = logging.INFO if ending.kind == "done" else logging.WARNING
-        log.log(level, "attempt ended", extra=self._named(lease) | how)
+        log.log(level, "attempt ended", extra=self._attempt_fields(lease) | fields)
         if ending.kind == "done":
             assert ending.result is not None
             self._ready.append(Ready(lease, ending.result))
             return
         error = ending.error or ending.kind
-        after, most = self._settings.retry_seconds, self._settings.max_attempts
+        after_seconds, max_attempts = self._settings.retry_seconds, self._settings.max_attempts
         if ending.kind == "retry" and ending.after_seconds is not None:
-            after = ending.after_seconds
+            after_seconds = ending.after_seconds
         if ending.kind == "rejected":
-            most = 0
-        self._failures.append(Failure(lease, error, after, most))
+            max_attempts = 0
+        self._failures.append(FailedAttempt(lease, error, after_seconds, max_attempts))
 
-    async def _record(self, failure: Failure) -> None:
+    async def _record(self, failure: FailedAttempt) -> None:
         recorded = await fail(
             self._db, failure.lease, failure.error, failure.after_seconds, failure.max_attempts
         )
         if not recorded:
             FENCE_REJECTIONS["fail"].inc()
-            log.warning("lease lost, failure dropped", extra=self._named(failure.lease))
+            log.warning("lease lost, failure dropped", extra=self._attempt_fields(failure.lease))
         elif failure.lease.attempt < failure.max_attempts:
             self._choice.back_off(failure.lease.request_id, failure.after_seconds)
 

@@ -80,7 +80,7 @@ CODE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,39}")
 # Of our own reasons, which hold no text, the ends differ.
 OWN_REASONS = {
     "time limit of ": "time limit reached",
-    "given up after ": "no worker lived to say why",
+    "failed after ": "no worker reported an error",
     "the handler's process ended ": "the handler's process ended",
     "the handler returned ": "the handler returned no text",
     "the result is not UTF-8": "the result is not UTF-8",

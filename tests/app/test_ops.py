@@ -332,7 +332,7 @@ async def test_failures_are_counted_by_reason_without_a_word_of_a_document(
 
 def test_a_reason_is_a_word_of_ours_or_of_the_handler_and_never_a_sentence() -> None:
     assert failure_reason(None) == ""
-    assert failure_reason("given up after 3 attempts") == "no worker lived to say why"
+    assert failure_reason("failed after 3 attempts") == "no worker reported an error"
     assert (
         failure_reason("the handler's process ended with exit status 9")
         == "the handler's process ended"

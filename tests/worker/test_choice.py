@@ -42,7 +42,7 @@ async def emptied(db: Database, choice: Choice, at_once: int) -> list[int]:
     while (active := await choice.next(db)) is not None:
         brought = await exchanged(db, (), active.id, at_once, first_index=active.first_index)
         indexes = [lease.index_no for lease in brought.claimed]
-        choice.note_claimed(active, indexes, is_all=len(indexes) < at_once)
+        choice.note_claimed(active, indexes, nothing_left=len(indexes) < at_once)
         got += indexes
     return got
 
@@ -57,7 +57,7 @@ async def test_a_large_request_is_asked_on_from_the_hundred_that_was_reached(
     active = await choice.next(db)
     assert active is not None
     assert active.first_index == 0
-    choice.note_claimed(active, range(240, 250), is_all=False)
+    choice.note_claimed(active, range(240, 250), nothing_left=False)
 
     again = await choice.next(db)
     assert again is not None
@@ -73,7 +73,7 @@ async def test_what_comes_back_far_behind_is_found_before_a_large_request_is_set
     choice = Choice(60)
     active = await choice.next(db)
     assert active is not None
-    choice.note_claimed(active, range(200, 210), is_all=False)
+    choice.note_claimed(active, range(200, 210), nothing_left=False)
     for lease in lost:
         assert await give_back(db, lease)
 
@@ -190,9 +190,9 @@ async def test_time_left_is_compared_with_the_median_of_eight_runs_or_more(db: D
 
     for _ in range(7):
         choice.note_run(2.0)
-    assert choice.least_seconds() == 0.0
+    assert choice.minimum_seconds() == 0.0
     choice.note_run(2.0)
-    assert choice.least_seconds() == 2.0
+    assert choice.minimum_seconds() == 2.0
 
     active = await choice.next(db)
     assert active is not None

@@ -18,7 +18,7 @@ import pytest
 
 from partway.worker.compute import Compute
 from partway.worker.handler import HandlerError
-from partway.worker.process import Ending, Work, begin_child
+from partway.worker.process import Ending, Work, start_child
 
 SYNC = "tests.odd_handlers:odd"
 ASYNC = "tests.odd_handlers:odd_async"
@@ -227,7 +227,7 @@ async def test_an_idle_child_that_dies_is_replaced(caplog: pytest.LogCaptureFixt
     assert ending.kind == "done"
     assert ending.result != str(old)
     assert caplog.messages == [
-        "the handler's process ended by signal 9; another is started",
+        "the handler's process ended by signal 9; starting another",
     ]
 
 
@@ -294,7 +294,7 @@ async def test_a_handler_that_swallows_cancellation_is_killed_and_its_neighbour_
         assert said(neighbour) == ("done", "text")
         await until(lambda: compute.free == 2)
     assert len(caplog.messages) == 1
-    assert "does not let go of request 1, segment" in caplog.messages[0]
+    assert "did not stop at request 1, segment" in caplog.messages[0]
 
 
 async def test_a_handler_that_lets_go_keeps_its_child() -> None:
@@ -643,7 +643,7 @@ def test_a_child_whose_parent_is_not_the_one_it_was_told_ends_at_once() -> None:
 @pytest.mark.parametrize("handler", [SYNC, ASYNC])
 def test_a_child_whose_parent_died_in_mid_sentence_ends(handler: str) -> None:
     """What the dead have not read makes the kernel report a reset where an end was expected."""
-    ours, process = begin_child(handler, max_output_characters=100)
+    ours, process = start_child(handler, max_output_characters=100)
     assert select.select([ours], [], [], BOUND_SECONDS) == ([ours], [], [])
 
     ours.close()

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from partway.worker.handler import Context, Reject
-from partway.worker.handlers.http import Http, at_pointer, filled, retry_after
+from partway.worker.handlers.http import Http, at_pointer, fill, retry_after
 from tests.worker.test_compute import computing, said, work
 
 KEY = "sk-very-secret-key"
@@ -251,11 +251,11 @@ def test_a_placeholder_keeps_the_type_of_a_param_that_stands_alone() -> None:
     context = Context({"n": 3, "list": [1, "a"], "odd name": None}, 0, 1, 0)
     template = ["{{params.n}}", "n={{params.n}}", "{{params.list}}", "l={{params.list}}", 5, None]
 
-    assert filled(template, "t", context) == [3, "n=3", [1, "a"], 'l=[1, "a"]', 5, None]
-    assert filled("{{params.odd name}}", "t", context) is None
-    assert filled("{{ text }} {text} {{texts}}", "t", context) == "{{ text }} {text} {{texts}}"
+    assert fill(template, "t", context) == [3, "n=3", [1, "a"], 'l=[1, "a"]', 5, None]
+    assert fill("{{params.odd name}}", "t", context) is None
+    assert fill("{{ text }} {text} {{texts}}", "t", context) == "{{ text }} {text} {{texts}}"
     with pytest.raises(Reject, match="missing_param"):
-        filled({"a": "{{params.none}}"}, "t", context)
+        fill({"a": "{{params.none}}"}, "t", context)
 
 
 def test_a_pointer_is_read_as_rfc_6901_says() -> None:

@@ -1,4 +1,4 @@
-"""The handlers that come with Partway, and how they read their settings."""
+"""The handlers that come with Partway, and the way in which they read their settings."""
 
 from typing import TypeVar
 
@@ -11,9 +11,9 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 def read_settings(kind: type[Settings]) -> Settings:
-    """The settings of a handler; ValueError names the variables that are wrong, never their values.
+    """Read the settings of a handler; ValueError names wrong variables, but never their values.
 
-    A handler is set up in a child, which reports an error and leaves the exit status to its parent.
+    A handler is set up in a child. The child reports the error; its parent sets the exit status.
     """
     prefix = kind.model_config.get("env_prefix", "")
     if lines := unknown_variables(kind):
@@ -21,10 +21,10 @@ def read_settings(kind: type[Settings]) -> Settings:
     try:
         return kind()
     except ValidationError as error:
-        faults = []
-        for fault in error.errors(include_input=False, include_url=False):
-            setting, *place = (str(part) for part in fault["loc"])
-            within = f" ({'/'.join(place)})" if place else ""
-            said = fault["msg"].removeprefix("Value error, ")
-            faults.append(f"{prefix}{setting.upper()}{within}: {said}")
-        raise ValueError("; ".join(faults)) from None
+        lines = []
+        for detail in error.errors(include_input=False, include_url=False):
+            setting, *path = (str(part) for part in detail["loc"])
+            place = f" ({'/'.join(path)})" if path else ""
+            message = detail["msg"].removeprefix("Value error, ")
+            lines.append(f"{prefix}{setting.upper()}{place}: {message}")
+        raise ValueError("; ".join(lines)) from None

@@ -1,7 +1,7 @@
-"""Real machine translation needs no network: Apertium, kept running, takes 6 ms for a sentence.
+"""Translates with Apertium, which needs no network: 6 ms for a sentence while it keeps running.
 
-Starting its eleven programs takes 290 ms, so each child starts them once for a language pair and
-sends text after text through them. They hand on what they have whenever a NUL comes.
+To start its eleven programs takes 290 ms, so each child starts them once for a language pair and
+sends all its texts through them. The programs flush their output whenever they read a NUL.
 """
 
 import os
@@ -22,7 +22,7 @@ from partway.worker.handlers import read_settings
 
 
 class ApertiumSettings(BaseSettings):
-    """Where Apertium is, and what it translates for a request that does not say."""
+    """Where Apertium is, and the languages of requests that do not name them."""
 
     model_config = SettingsConfigDict(env_prefix="PARTWAY_APERTIUM_")
 
@@ -35,10 +35,10 @@ class ApertiumSettings(BaseSettings):
 
 
 class PipelineBroken(Exception):
-    """A pipeline gave no usable answer and has been ended; the message says what happened."""
+    """A pipeline gave no usable answer and was ended. The message says what happened."""
 
 
-# Reading the dictionaries takes a third of a second, or a few on a busy machine.
+# To read the dictionaries takes a third of a second, and some seconds on a busy machine.
 START_SECONDS = 30.0
 
 
@@ -46,22 +46,22 @@ class Apertium:
     """Translates from `params["source"]` to `params["target"]`."""
 
     def setup(self) -> None:
-        """Start the pair of the settings, so that no segment waits for it; an error if it fails."""
+        """Start the default language pair, so that no segment waits for it; raises if it fails."""
         self.settings = read_settings(ApertiumSettings)
         self.pipelines: dict[str, Pipeline] = {}
         pair = f"{self.settings.source}-{self.settings.target}"
         if pair not in self.installed():
-            raise ValueError(self.lacking(pair))
+            raise ValueError(self.missing_pair(pair))
         self.translate(pair, "", START_SECONDS)
 
     def __call__(self, text: str, ctx: Context) -> str:
-        """The translation, without marks on the words that Apertium does not know."""
+        """Translate the text. Words that Apertium does not know are not marked."""
         source = ctx.params.get("source", self.settings.source)
         target = ctx.params.get("target", self.settings.target)
         pair = f"{source}-{target}"
-        # Looked up among what is there, since it comes from a caller and names a file.
+        # The pair comes from a caller and names a file, so only installed pairs are accepted.
         if pair not in self.installed():
-            raise Reject("unknown_pair", self.lacking(pair))
+            raise Reject("unknown_pair", self.missing_pair(pair))
         return self.translate(pair, text, ctx.remaining())
 
     def close(self) -> None:
@@ -73,25 +73,28 @@ class Apertium:
         """The names of the language pairs, such as eng-spa."""
         return sorted(mode.stem for mode in self.settings.modes.glob("*.mode"))
 
-    def lacking(self, pair: str) -> str:
-        """A sentence that says what there is instead of the pair."""
-        there = ", ".join(self.installed()) or "no pair"
-        return f"{pair!r} is not installed; {there} found in {self.settings.modes}"
+    def missing_pair(self, pair: str) -> str:
+        """The error text for a missing pair, which names the installed pairs."""
+        installed = ", ".join(self.installed()) or "no pair"
+        return f"{pair!r} is not installed; {installed} found in {self.settings.modes}"
 
     def translate(self, pair: str, text: str, seconds: float) -> str:
-        """The translation; PipelineBroken when it fails, and then the next text gets a new one."""
+        """Translate in the pipeline of the pair; PipelineBroken when it fails.
+
+        After any error, the next text gets a new pipeline.
+        """
         if pair not in self.pipelines:
             self.pipelines[pair] = Pipeline(self.settings.modes / f"{pair}.mode")
         try:
             return self.pipelines[pair].translate(text, seconds)
         except BaseException:
-            # Whatever it was: half an answer may still be on its way.
+            # After any error, half an answer may still be in the pipeline.
             self.pipelines.pop(pair).end()
             raise
 
 
 class Pipeline:
-    """The running programs of one language pair, each reading what the one before it writes."""
+    """The running programs of one language pair; each reads the output of the one before it."""
 
     def __init__(self, mode: Path) -> None:
         command_lines = programs_of(mode.read_text(encoding="utf-8"))
@@ -99,17 +102,19 @@ class Pipeline:
         self.programs: list[subprocess.Popen[bytes]] = []
         for argv in command_lines:
             before = self.programs[-1].stdout if self.programs else None
-            # The command lines are those of the installed pair, found on PATH as Apertium does it.
+            # S603, S607: the command lines come from the installed pair, and PATH is used, as
+            # Apertium itself does.
             program = subprocess.Popen(  # noqa: S603
-                # A program that hangs would outlive a child that is killed.
+                # Without setpriv, a program that hangs would outlive a child that is killed.
                 ["setpriv", "--pdeathsig", "KILL", "--", *argv],  # noqa: S607
                 stdin=before or subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Apertium reads bytes as the locale says.
+                # Apertium decodes its input with the encoding of the locale.
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
             )
             if before:
-                # Ours; a program must see the end of its input when the one before it ends.
+                # This process must close its copy, so that a program sees the end of its input
+                # when the program before it ends.
                 before.close()
             self.programs.append(program)
         first, last = self.programs[0].stdin, self.programs[-1].stdout
@@ -119,10 +124,10 @@ class Pipeline:
         os.set_blocking(self.input.fileno(), False)
 
     def translate(self, text: str, seconds: float) -> str:
-        """The translation of the text; PipelineBroken when there is none in time."""
-        # No program can read these two: NUL asks for what is there, U+FFFF is taken for the end.
+        """Translate the text; PipelineBroken when there is no answer in time."""
+        # The programs cannot read these two: NUL is a flush, and U+FFFF is read as end of file.
         pieces = re.split("([\0\uffff])", text)
-        # An answer belongs to its question when it ends with the same number.
+        # An answer belongs to this question when it ends with the same random number.
         end = f"[{secrets.token_hex(8)}]\0".encode()
         question = "\0".join(to_stream(piece) for piece in pieces[::2]) + "\0"
         answer = self.exchange(question.encode() + end, end, seconds)
@@ -133,7 +138,7 @@ class Pipeline:
         return "".join(pieces)
 
     def exchange(self, question: bytes, end: bytes, seconds: float) -> bytes:
-        """What the pipeline answers before `end`; reads while it writes, or both would wait."""
+        """The answer of the pipeline up to `end`. It reads while it writes, to avoid a deadlock."""
         until = time.monotonic() + seconds
         unsent = memoryview(question)
         answer = bytearray()
@@ -149,20 +154,20 @@ class Pipeline:
                 if number == self.output.fileno():
                     piece = os.read(number, 1 << 16)
                     if not piece:
-                        raise PipelineBroken(self.who_ended())
+                        raise PipelineBroken(self.describe_end())
                     answer += piece
                 elif event & select.POLLERR:
-                    raise PipelineBroken(self.who_ended())
+                    raise PipelineBroken(self.describe_end())
                 else:
                     unsent = unsent[os.write(number, unsent[: 1 << 16]) :]
                     if not unsent:
                         ready.unregister(number)
         return bytes(answer[: -len(end)])
 
-    def who_ended(self) -> str:
-        """A sentence about the program that ended by itself, as far as can be seen."""
+    def describe_end(self) -> str:
+        """The error text for a pipeline that ended; it names the program that failed, if known."""
         for name, program in zip(self.names, self.programs, strict=True):
-            # The others end with 0 when their input ends, or by SIGPIPE when their reader does.
+            # The others exit with 0 when their input ends, or by SIGPIPE when their reader ends.
             if program.poll() not in (None, 0, -signal.SIGPIPE):
                 return f"{name} ended with status {program.returncode}"
         return "an Apertium program ended"
@@ -178,7 +183,7 @@ class Pipeline:
 
 
 def programs_of(mode: str) -> list[list[str]]:
-    """The command lines in a mode file, set to run for ever and to leave unknown words unmarked."""
+    """Parse a mode file into command lines that keep running and do not mark unknown words."""
     programs: list[list[str]] = [[]]
     for word in shlex.split(mode):
         if word == "|":
@@ -192,26 +197,28 @@ def programs_of(mode: str) -> list[list[str]]:
     return programs
 
 
-# Apertium's marks; white space that is more than one blank; and ~, which it would swallow.
+# The special characters of Apertium's format, white space other than one space, and ~, which
+# Apertium would drop.
 NOT_PLAIN = re.compile(r"[\[\]{}^$/\\@<>]|(?! (?!\s))\s+|~")
 
 
 def to_stream(text: str) -> str:
-    """The text in Apertium's notation, with the end of a sentence after it and at blank lines."""
+    """Encode text in Apertium's format; sentences end at blank lines and at the end of the text."""
 
-    def noted(found: re.Match[str]) -> str:
-        mark = found[0]
-        if not (mark.isspace() or mark == "~"):
-            return "\\" + mark
-        return f".[][{mark}]" if mark.count("\n") > 1 else f"[{mark}]"
+    def escape(match: re.Match[str]) -> str:
+        special = match[0]
+        if not (special.isspace() or special == "~"):
+            return "\\" + special
+        return f".[][{special}]" if special.count("\n") > 1 else f"[{special}]"
 
-    return NOT_PLAIN.sub(noted, text) + ".[]"
+    return NOT_PLAIN.sub(escape, text) + ".[]"
 
 
-# The stop that to_stream() added is part of a word where it made an abbreviation: "Mr".
+# The full stop that to_stream() added is missing where Apertium read it as part of an abbreviation,
+# such as "Mr".
 NOTATION = re.compile(r"\\(.)|\.?\[\]|\[([^\]]*)\]", re.DOTALL)
 
 
 def from_stream(answer: str) -> str:
-    """The plain text of an answer."""
-    return NOTATION.sub(lambda found: found[1] or found[2] or "", answer)
+    """Decode an answer to plain text."""
+    return NOTATION.sub(lambda match: match[1] or match[2] or "", answer)

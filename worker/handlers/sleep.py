@@ -1,4 +1,4 @@
-"""Trying and soaking need a handler that takes a known time, so this one only waits."""
+"""A handler that only waits: trials and load tests need one that takes a known time."""
 
 import asyncio
 import math
@@ -11,7 +11,7 @@ from partway.worker.handlers import read_settings
 
 
 class SleepSettings(BaseSettings):
-    """How long it waits for a request that does not say."""
+    """How long the handler waits when the request does not say."""
 
     model_config = SettingsConfigDict(env_prefix="PARTWAY_SLEEP_")
 
@@ -27,13 +27,13 @@ class Sleep:
     """Returns the text unchanged after `params["seconds"]`, else PARTWAY_SLEEP_SECONDS."""
 
     def setup(self) -> None:
-        """Read the settings; ValueError names what is wrong."""
+        """Read the settings; ValueError names the wrong ones."""
         self.settings = read_settings(SleepSettings)
 
     async def __call__(self, text: str, ctx: Context) -> str:
-        """The text, later."""
+        """Return the text after the wait."""
         seconds = ctx.params.get("seconds", self.settings.seconds)
-        # JSON's true is a number to Python.
+        # In Python, a bool is an int.
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not is_number or not math.isfinite(seconds) or seconds < 0:
             raise Reject("bad_params", "seconds must be a number from 0 up")
