@@ -33,7 +33,7 @@ APP_FLOORS = ("pages", "api", "requests")
 APP_TOP = {"app/application.py", "app/serve.py", "app/command.py", "app/__main__.py"}
 
 # A file that is longer than a reader keeps in mind is two files.
-LONGEST_FILE_LINES = 420
+LONGEST_FILE_LINES = 450
 
 
 def modules(*floors: str) -> Iterator[Path]:
