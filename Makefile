@@ -22,7 +22,8 @@ test: ## Run every test on a private MariaDB and a private MySQL, sweeps sampled
 # What takes a seed or a law of its own is not in it: make chaos, make mutants, make model.
 prove: ## Run whole what make test samples: every order, every random input, each on all servers
 	@local/setup.sh test
-	@WHOLE_SWEEPS=1 exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
+	@WHOLE_SWEEPS=1 exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal \
+		-m "sweep or either_server" $(ARGS)
 
 model: ## Check the protocol in every order of steps with spin; ARGS=WITHOUT_TOKEN breaks a law
 	@local/setup.sh test

@@ -529,7 +529,8 @@ def killed(mutant: Mutant, tree: Path) -> bool | None:
         ran = subprocess.run(
             (*command, f"tests/{mutant.test}"),
             cwd=tree,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            # A sample may miss what the whole sweep catches.
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "WHOLE_SWEEPS": "1"},
             capture_output=True,
             text=True,
             timeout=TEST_SECONDS,

@@ -119,18 +119,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", found, indirect=True, scope="session")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make prove` runs what `make test` takes a sample of, and nothing else a second time."""
-    if WHOLE:
-        wanted = [
-            item
-            for item in items
-            if item.get_closest_marker("sweep") or item.get_closest_marker("either_server")
-        ]
-        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-        items[:] = wanted
-
-
 ran_on: dict[str, str] = {}
 
 

@@ -116,7 +116,7 @@ def test_no_page_names_a_setting_that_is_gone() -> None:
     known = {name for kind in settings_page.SETTINGS for name in settings_page.names_of(kind)}
     known |= {name for name, _, _ in settings_page.CLIENT}
     # These are read by the setup of this tree and by the tests, not by a program.
-    known |= {"PARTWAY_CACHE", "PARTWAY_STATEFUL_EXAMPLES"}
+    known |= {"PARTWAY_CACHE"}
 
     gone = {
         named(page): names
