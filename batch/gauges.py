@@ -18,6 +18,7 @@ from partway.batch.metrics import (
     WORKERS,
 )
 from partway.store.database import Database, error_text
+from partway.store.fleet import read_fleet
 
 log = logging.getLogger("partway.batch")
 
@@ -30,9 +31,6 @@ REQUESTS_COUNTED = 10_000
 # As many as a worker's list of active requests is long, with a hundred segments each.
 REQUESTS_LOOKED_INTO = 1_000
 SEGMENTS_COUNTED = 100_000
-
-# A worker says every 15 s that it is there.
-MISSED_SECONDS = 40
 
 
 async def read_gauges(db: Database, retention_seconds: float) -> bool:
@@ -130,18 +128,8 @@ async def read_backlog(db: Database, retention_seconds: float) -> None:
     LAG.set(max(int(row["oldest_microseconds"]) / 1_000_000 - retention_seconds, 0))
 
 
-PRESENT_WORKERS = """
-SELECT COUNT(*) AS workers,
-       COALESCE(SUM(slots), 0) AS slots
-FROM   (SELECT slots, seen_at
-        FROM   workers
-        LIMIT  %s) w
-WHERE  seen_at > NOW(6) - INTERVAL %s SECOND
-"""
-
-
 async def read_workers(db: Database) -> None:
     """Set the gauges of the fleet; nothing comes back."""
-    (row,) = await db.read(PRESENT_WORKERS, (REQUESTS_COUNTED, MISSED_SECONDS))
-    WORKERS.set(row["workers"])
-    FLEET_SLOTS.set(int(row["slots"]))
+    fleet = await read_fleet(db, REQUESTS_COUNTED)
+    WORKERS.set(fleet.workers)
+    FLEET_SLOTS.set(fleet.slots)

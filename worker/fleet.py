@@ -3,6 +3,7 @@
 import contextlib
 
 from partway.store.database import Database, Unavailable
+from partway.store.fleet import MISSED_SECONDS
 from partway.worker.settings import WorkerSettings
 
 # All idle workers together poll about this often, whether they are two or two hundred: new work is
@@ -12,9 +13,8 @@ POLLS_PER_SECOND = 60.0
 # The shortest idle wait, for a worker that is nearly alone.
 LEAST_WAIT_SECONDS = 0.02
 
-# How often a worker registers, and how long a registration counts.
+# How often a worker registers.
 PRESENT_SECONDS = 15.0
-MISSED_SECONDS = 40.0
 
 PRESENT = """
 INSERT INTO workers (name, slots, seen_at)

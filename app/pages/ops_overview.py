@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from partway.app.pages.labels import STATES, failure_reason, format_duration
 from partway.app.pages.ops_summary import (
@@ -15,6 +14,7 @@ from partway.app.pages.ops_summary import (
 from partway.app.pages.ops_today import Today, read_today
 from partway.app.pages.strip import SegmentStrip
 from partway.store.database import Database, expand_lists
+from partway.store.fleet import MISSED_SECONDS, FleetSize, read_fleet
 
 # However many rows there are, opening the page reads so many: each statement below has its LIMIT.
 # In an index alone a row is cheap, and beyond this nobody cares for the number.
@@ -35,9 +35,6 @@ REASONS_READ = 200
 
 # Of each ending: those that failed lately are among them, and so is the one that waits longest.
 ENDED_READ = 100
-
-# A worker that says nothing for longer is not there (worker/fleet.py).
-MISSED_SECONDS = 40.0
 
 
 def fit_segments(standing: Iterable[RequestSummary], most: int) -> list[int]:
@@ -215,31 +212,6 @@ async def read_failures(db: Database, standing: Sequence[RequestSummary]) -> lis
     return often[:REASONS_SHOWN]
 
 
-FLEET = """
-SELECT NOW(6) AS now,
-       COUNT(*) AS workers,
-       CAST(COALESCE(SUM(slots), 0) AS UNSIGNED) AS slots
-FROM   (SELECT slots, seen_at
-        FROM   workers
-        LIMIT  %s) AS known
-WHERE  seen_at > NOW(6) - INTERVAL %s SECOND
-"""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """What there is to work with, and the time by the database when it was read."""
-
-    now: datetime
-    workers: int
-    slots: int
-
-
-async def read_fleet(db: Database) -> Fleet:
-    """The workers that say that they are there."""
-    return Fleet(**(await db.read(FLEET, (COUNTED, MISSED_SECONDS)))[0])
-
-
 # By the order of deadlines, since no index has the order of closes: a request closes at its
 # deadline or before, so the one that waits longest is among the first.
 OLDEST_CLOSED = """
@@ -274,7 +246,7 @@ async def read_oldest_closed(db: Database) -> float | None:
 class Overview:
     """All that the page shows: what is active, by whom it is held, why it fails, what is billed."""
 
-    fleet: Fleet
+    fleet: FleetSize
     active: Count
     shown: list[tuple[ActiveRequest, SegmentStrip | None]]
     read: int
@@ -304,7 +276,7 @@ class Overview:
 
 async def read_overview(db: Database, after: str) -> Overview:
     """What there is now, as far as the caps of this module."""
-    fleet = await read_fleet(db)
+    fleet = await read_fleet(db, COUNTED)
     active = await count_requests(db, "active")
     standing = await read_active(db)
     numbers = fit_segments(standing, SEGMENTS_READ)

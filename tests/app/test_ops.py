@@ -30,7 +30,6 @@ from partway.store.close import close
 from partway.store.database import Database
 from partway.store.settings import DatabaseSettings
 from partway.store.start import open_database
-from partway.worker.fleet import MISSED_SECONDS
 from partway.worker.lease import Lease, Ready, fail
 from tests.actions import (
     Programs,
@@ -285,7 +284,6 @@ async def test_leases_are_counted_by_owner_beside_what_is_known_of_it(
     assert re.fullmatch(r"[5-9]\.\d s ago", gone[2])
     assert unknown[0] == "nobody-knows not among the workers"
     assert figures(response)["Workers"] == "2 12 slots"
-    assert ops_overview.MISSED_SECONDS == MISSED_SECONDS
 
 
 async def test_failures_are_counted_by_reason_without_a_word_of_a_document(

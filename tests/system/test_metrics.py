@@ -27,7 +27,7 @@ from partway.store.database import CONFLICTS, UNAVAILABLE, Database
 from partway.store.exposition import MetricsSettings, serve_metrics
 from partway.store.metrics import REGISTRY
 from partway.store.settings import read_address
-from partway.worker import choice, fleet
+from partway.worker import choice
 from partway.worker.compute import Compute
 from partway.worker.settings import WorkerSettings
 from partway.worker.slots import Slots
@@ -584,8 +584,7 @@ async def test_the_gauges_show_what_is_in_the_tables(db: Database) -> None:
     assert [batch_value("segments", state=state) for state in states] == [0, 0, 0]
 
 
-def test_the_gauges_count_workers_as_workers_do_and_look_where_they_look() -> None:
-    assert gauges.MISSED_SECONDS == fleet.MISSED_SECONDS
+def test_the_gauges_read_as_many_requests_as_the_list_of_a_worker_has() -> None:
     assert gauges.REQUESTS_LOOKED_INTO == choice.LIST_LENGTH
 
 
