@@ -53,7 +53,7 @@ async def test_the_trace_of_a_call_reaches_its_handler_and_no_other(
     db: Database, programs: Programs
 ) -> None:
     node = await programs.app()
-    await programs.worker("tests.test_trace:told", concurrency=2)
+    await programs.worker(f"{__name__}:told", concurrency=2)
     sent = {"segments": ["a", "b"], "deadline_ms": 50_000}
 
     traced = await node.post(REQUESTS, json=sent, headers={"traceparent": GIVEN})

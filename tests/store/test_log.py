@@ -193,7 +193,7 @@ async def test_no_log_of_any_program_holds_the_text_of_a_document(
     db: Database, programs: Programs
 ) -> None:
     worker = await programs.worker(
-        "tests.test_log:Blabs", 2, WORKER_MAX_OUTPUT_CHARACTERS=500, WORKER_RETRY_SECONDS=0
+        f"{__name__}:Blabs", 2, WORKER_MAX_OUTPUT_CHARACTERS=500, WORKER_RETRY_SECONDS=0
     )
     client = await programs.app()
     batch = await programs.batch()
