@@ -619,14 +619,14 @@ def characters_apart(book: Book, records: dict[str, dict[str, Any]]) -> int:
     )
 
 
-CONFLICT = re.compile(r"met (\d+) .*, running again")
+CONFLICT = re.compile(r"transaction retried after (\d+) ")
 NOTES = {
     "leases not renewed in time": "lease not renewed in time, handler stopped",
     "leases lost": "lease lost, ",
     "segments given back": "segment given back",
-    "times away": "database away",
-    "times back": "database back",
-    "times away for a full disk": "database away.*(is full|No space left|[Dd]isk full)",
+    "times away": "database unavailable",
+    "times back": "database available again",
+    "times away for a full disk": "database unavailable.*(is full|No space left|[Dd]isk full)",
 }
 
 

@@ -1,1 +1,1 @@
-"""Three programs meet only in the database, and agree here how to reach it and what it means."""
+"""What all programs share: how they reach the database, and the one statement that closes."""

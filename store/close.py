@@ -1,4 +1,4 @@
-"""The answering node, a cancel and the batch make a request final by one and the same statement."""
+"""Closes a request; the node that answers, a cancel and the batch use the same statement."""
 
 from typing import Literal
 
@@ -6,11 +6,11 @@ from partway.store.database import Database
 
 Final = Literal["completed", "cancelled", "abandoned"]
 
-# One statement, committed by itself: it reads the segments without a lock (READ COMMITTED), so it
-# waits for no worker, and there is no transaction for a client to freeze in. Marking the segments
-# instead would wait for every claim in flight. The guard makes the first close the only one.
-# The index is named, for MySQL reads a small table whole where it has not counted its rows yet.
-# COALESCE: a document of nothing but white space has no segments, and an outcome all the same.
+# One statement, committed by itself. It reads the segments without a lock (READ COMMITTED), so it
+# waits for no worker, and there is no open transaction in which a client could freeze. To mark the
+# segments instead would wait for every claim in progress. The guard makes the first close the only
+# one. FORCE INDEX, because MySQL scans a small table whose rows it has not counted yet. COALESCE,
+# because a document of white space has no segments, and still needs an outcome.
 CLOSE = """
 UPDATE requests r
 SET    r.status = %s,
@@ -29,9 +29,9 @@ WHERE  r.id = %s
 
 
 async def close(db: Database, request_id: int, status: Final) -> bool:
-    """True when this call made the request final; False when it already was, or is gone.
+    """Close a request; False when it was already final or no longer exists.
 
-    Look first, without a lock, whether it is still active: on a request that settlement holds
-    this would wait for settlement.
+    Callers first read, without a lock, whether the request is active: this statement would wait
+    for a settlement that has locked the request.
     """
     return await db.write(CLOSE, (status, request_id)) == 1

@@ -1,4 +1,4 @@
-"""Worker and batch have no door, so graphs and probes ask them on a port of their own."""
+"""Serves metrics and health of worker and batch, which have no HTTP API, on a port of their own."""
 
 import asyncio
 import logging
@@ -20,10 +20,10 @@ from partway.store.start import StartupError
 
 log = logging.getLogger("partway.store")
 
-# A loop that has not come round within this does not renew leases in time either.
+# An event loop that does not respond within this time does not renew leases in time either.
 LIVE_SECONDS = 1.0
 
-# Who opens a connection and is silent must not keep a thread.
+# A client that opens a connection and sends nothing must not keep a thread.
 SILENT_SECONDS = 10.0
 
 
@@ -32,7 +32,7 @@ class MetricsSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PARTWAY_METRICS_")
 
-    # Several workers share a machine, and only one of them would get a port that is set by default.
+    # Off by default: several workers share a machine, and only one of them could use the port.
     port: int = Field(
         0,
         ge=0,
@@ -43,9 +43,9 @@ class MetricsSettings(BaseSettings):
 
 
 class MetricsServer(socketserver.ThreadingTCPServer):
-    """Answers in threads, and knows the loop of the program that it answers for.
+    """Answers in threads, and knows the event loop of its program.
 
-    Not the server of the standard library for HTTP: that asks a name server for its own name first.
+    The standard library's HTTPServer is not used: at its start it makes a DNS lookup.
     """
 
     allow_reuse_address = True
@@ -60,22 +60,22 @@ class MetricsServer(socketserver.ThreadingTCPServer):
         super().__init__((settings.host, settings.port), MetricsHandler)
 
     def is_live(self) -> bool:
-        """Whether the program's loop comes round within LIVE_SECONDS."""
-        came_round = threading.Event()
+        """Whether the event loop of the program responds within LIVE_SECONDS."""
+        responded = threading.Event()
         try:
-            self.loop.call_soon_threadsafe(came_round.set)
-        except RuntimeError:  # It has ended.
+            self.loop.call_soon_threadsafe(responded.set)
+        except RuntimeError:  # The loop is closed.
             return False
-        return came_round.wait(LIVE_SECONDS)
+        return responded.wait(LIVE_SECONDS)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what went wrong; who has left, or was silent, is no news."""
+        """Log an error, unless the client disconnected or timed out."""
         if not isinstance(sys.exception(), OSError):
-            log.exception("a call for metrics failed")
+            log.exception("a metrics request failed")
 
 
 class MetricsHandler(BaseHTTPRequestHandler):
-    """One call; a class, since the standard library asks for one."""
+    """Handles one HTTP request."""
 
     server: MetricsServer
     timeout = SILENT_SECONDS
@@ -83,21 +83,21 @@ class MetricsHandler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer /metrics and /livez, and 404 for all else."""
+        """Answer /metrics and /livez; every other path is 404."""
         match self.path.partition("?")[0]:
             case "/metrics":
                 self.reply(200, render_metrics(self.server.own), TEXT)
             case "/livez" if self.server.is_live():
                 self.reply(200, b"ok\n")
             case "/livez":
-                self.reply(503, b"the loop does not come round\n")
+                self.reply(503, b"the event loop does not respond\n")
             case _:
-                self.reply(404, b"there are /metrics and /livez\n")
+                self.reply(404, b"not found; the paths are /metrics and /livez\n")
 
     def reply(
         self, status: int, body: bytes, media_type: str = "text/plain; charset=utf-8"
     ) -> None:
-        """Send one answer; nothing comes back."""
+        """Send one response."""
         self.send_response(status)
         self.send_header("Content-Type", media_type)
         self.send_header("Content-Length", str(len(body)))
@@ -105,14 +105,14 @@ class MetricsHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: who asks every few seconds is no decision of ours."""
+        """Log nothing: a scrape every few seconds is not worth a line."""
 
 
 @asynccontextmanager
 async def serve_metrics(settings: MetricsSettings, own: CollectorRegistry) -> AsyncIterator[None]:
-    """Serve for as long as the block lasts what this program counts and whether its loop is live.
+    """Serve the metrics and the health of this program for the length of the block.
 
-    Raises Refusal when its address cannot be used.
+    Serves nothing when the port is 0. Raises StartupError when the address cannot be used.
     """
     if settings.port == 0:
         yield
@@ -122,7 +122,7 @@ async def serve_metrics(settings: MetricsSettings, own: CollectorRegistry) -> As
     except OSError as error:
         place = f"{settings.host}:{settings.port}"
         raise StartupError(f"cannot serve metrics on {place}: {error.strerror}") from error
-    # A daemon, so that a program that ends by a fault of its own ends.
+    # A daemon thread, so that an unhandled exception can end the program.
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Worker and batch repeat a step until told to stop, and rest when there was nothing to do."""
+"""Repeats a step until the program is stopped, with idle waits when there was nothing to do."""
 
 import asyncio
 import contextlib
@@ -8,26 +8,26 @@ from collections.abc import Awaitable, Callable
 
 from partway.store.database import Unavailable
 
-# The first rest is short, since work often comes in bursts; each further one doubles.
+# The first idle wait is short, since work often comes in bursts. Each further one is twice as long.
 FIRST_WAIT_SECONDS = 0.02
 
 
 def stop_on_signals() -> asyncio.Event:
-    """The event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    """Return an event that SIGTERM and SIGINT set; a second signal ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def told(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         stop.set()
         loop.remove_signal_handler(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told, number)
+        loop.add_signal_handler(number, on_signal, number)
     return stop
 
 
 async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
-    """Come back when one of the events is set, and after `seconds` in any case."""
+    """Wait until one of the events is set, but at most `seconds`."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -37,7 +37,7 @@ async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
 
 
 async def until_idle(step: Callable[[], Awaitable[bool]], stop: asyncio.Event) -> None:
-    """Run step until it finds nothing to do or stop is set; raises Unavailable as it does."""
+    """Run `step` until it returns False or `stop` is set; raises Unavailable if `step` does."""
     while not stop.is_set() and await step():
         pass
 
@@ -49,11 +49,11 @@ async def repeat(
     wake: asyncio.Event | None = None,
     first_seconds: float = FIRST_WAIT_SECONDS,
 ) -> None:
-    """Run step again and again until stop is set: at once while it returns True, else after a rest.
+    """Run `step` until `stop` is set: again at once when it returns True, else after an idle wait.
 
-    Rests grow from first_seconds to idle_seconds() and are uneven, so that idle programs do not
-    knock in step. `wake` ends a rest early. An unreachable database is a rest too: the store has
-    said so once.
+    Idle waits grow from first_seconds to idle_seconds(). They are random, so that idle programs do
+    not poll at the same time. `wake` ends an idle wait early. When the database is unavailable, the
+    loop waits too; the Database has logged it once.
     """
     events = (stop,) if wake is None else (stop, wake)
     pause = first_seconds

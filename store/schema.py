@@ -1,4 +1,4 @@
-"""The tables are made and changed by numbered files, each applied once and in order."""
+"""Creates and changes the tables with numbered files; each file is applied once and in order."""
 
 import asyncio
 import logging
@@ -24,24 +24,24 @@ log = logging.getLogger("partway.store")
 
 FOLDER = Path(__file__).parent / "migrations"
 
-# The file at position N brings the tables from version N-1 to version N. The names stand here so
-# that a file that was not installed is missed; its README.md says what a file may hold.
+# The file at position N brings the tables from version N-1 to version N. The names are listed here
+# so that a file that was not installed is noticed. migrations/README.md says what a file may do.
 MIGRATIONS = ("0001_requests_and_meter.sql", "0002_keys_and_limits.sql")
 
 # The tables that the statements of this program are written for.
 SCHEMA_VERSION = len(MIGRATIONS)
 
-# How long a program waits for another one that migrates, and a statement for open transactions. The
-# server ends a frozen client after half of it (wait_timeout).
+# How long a program waits for another program that migrates, and a statement for open transactions.
+# The server ends a frozen client after half of this time (wait_timeout).
 WAIT_SECONDS = 60
 
 # While an ALTER TABLE waits for an open transaction, every later statement on that table waits
-# behind it. So it gives way after a second, lets the others pass, and asks again.
+# behind it. So it gives up after a second, lets the others run, and tries again.
 MIGRATION_SESSION = SESSION + ", lock_wait_timeout = 1"
 PAUSE_SECONDS = 0.5
 
-# Table, column, key and constraint: what the statement adds is there, because a program was stopped
-# after it. The servers commit each CREATE and ALTER by itself, so a file has no rollback.
+# A table, column, key or constraint exists already, because a program was stopped after the
+# statement. The servers commit each CREATE and ALTER by itself, so a file cannot be rolled back.
 ALREADY_THERE = frozenset({1050, 1060, 1061, 1826, 3822})
 
 
@@ -56,15 +56,15 @@ WHERE  table_schema = DATABASE()
   AND  table_name = 'schema_version'
 """
 
-# A row for each version whose programs may run on these tables. The highest is that of the tables.
+# One row for each version whose programs can run on these tables. The highest is the tables' own.
 SERVED_VERSIONS = "SELECT version FROM schema_version"
 
 
 async def find_pending(db: Database) -> list[str]:
     """The files that are not applied yet, in order; [] when there are none.
 
-    [] also when the tables are newer and still serve this version: migrations only add. Raises
-    SchemaError when they no longer do.
+    Also [] when the tables are newer and still support this version, since migrations only add.
+    Raises SchemaError when they no longer do.
     """
     served: set[int] = set()
     if (await db.read(TABLES))[0]["found"]:
@@ -78,24 +78,23 @@ async def find_pending(db: Database) -> list[str]:
     return list(MIGRATIONS[newest:])
 
 
-# Named after the database: programs on other databases of the server must not wait. Hashed, since
-# MySQL takes no name longer than 64 characters: these are 8 and 56.
+# The lock is named after the database, so that programs on other databases do not wait. The name is
+# hashed, since MySQL accepts at most 64 characters: here 8 and 56.
 LOCK = "SELECT GET_LOCK(CONCAT('partway.', SHA2(LOWER(DATABASE()), 224)), %s)"
 
 UNLOCK = "SELECT RELEASE_LOCK(CONCAT('partway.', SHA2(LOWER(DATABASE()), 224)))"
 
 
 async def apply_pending(db: Database, address: Address) -> list[str]:
-    """The files that were applied by this call, in order; [] when none was pending.
+    """Apply the pending files; returns those that this call applied, in order.
 
-    An account without the right to create tables will do when none is pending. Raises SchemaError
-    when a file is missing, when it stops at an error, or when another program holds the lock for
-    too long.
+    When none is pending, the account needs no right to create tables. Raises SchemaError when a
+    file is missing or fails, or when another program holds the lock for too long.
     """
     if not await find_pending(db):
         return []
     applied = []
-    # Not from the pool, whose statements end after seconds: a key on a large table takes longer.
+    # Not a connection of the pool, where a time limit applies: a key on a large table takes longer.
     # When this connection ends, the server releases the lock.
     async with (
         await connect(address, init_command=MIGRATION_SESSION) as connection,
@@ -126,7 +125,7 @@ ON DUPLICATE KEY UPDATE version = version
 
 
 async def apply_file(cursor: aiomysql.Cursor, name: str) -> None:
-    """Nothing; afterwards what the file adds is there, and its version is recorded."""
+    """Run the statements of one file, and record its version."""
     for statement in statements(read_file(name)):
         await execute(cursor, name, statement)
     await execute(cursor, name, RECORD_VERSION % (MIGRATIONS.index(name) + 1))
@@ -146,7 +145,7 @@ def statements(script: str) -> list[str]:
 
 
 async def execute(cursor: aiomysql.Cursor, name: str, statement: str) -> None:
-    """Nothing; afterwards what the statement adds is there. SchemaError when it is refused."""
+    """Run one statement, unless what it adds exists already; SchemaError when it fails."""
     ends_at = time.monotonic() + WAIT_SECONDS
     while True:
         try:

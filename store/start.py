@@ -1,4 +1,4 @@
-"""A program looks at the server before it works on it, and refuses what it cannot run on."""
+"""Checks the database server at the start of a program, and refuses one that cannot be used."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -16,15 +16,15 @@ OLDEST_MARIADB = (10, 6, 0)
 
 
 class StartupError(Exception):
-    """What a program cannot run on, in one line for the operator."""
+    """The reason why a program cannot start, in one line for the operator."""
 
 
 @asynccontextmanager
 async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
-    """The database, checked and with its tables in place, for as long as the block lasts.
+    """The database for the length of the block, checked and with its tables up to date.
 
-    The first program that starts applies the migrations. Raises StartupError, with the server's own
-    words where it has any.
+    The first program that starts applies the migrations. Raises StartupError, with the server's
+    message if there is one.
     """
     address = read_address(settings.database_url)
     async with checked(settings) as db:
@@ -35,9 +35,9 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
 
 
 async def migrate(settings: DatabaseSettings) -> list[str]:
-    """The migrations that this call applied, in order; [] when none was pending.
+    """Apply the pending migrations; returns those that this call applied, in order.
 
-    Raises StartupError when one cannot be applied; those before it stay.
+    Raises StartupError when one cannot be applied. Those before it stay applied.
     """
     address = read_address(settings.database_url)
     async with checked(settings) as db:
@@ -48,7 +48,7 @@ async def migrate(settings: DatabaseSettings) -> list[str]:
 async def pending(settings: DatabaseSettings) -> list[str]:
     """The migrations that are not applied yet, in order; [] when there are none. Changes nothing.
 
-    Raises StartupError when the database is newer and no longer serves this program.
+    Raises StartupError when the database is newer and no longer supports this program.
     """
     async with checked(settings) as db:
         with refusing(read_address(settings.database_url)):
@@ -57,7 +57,10 @@ async def pending(settings: DatabaseSettings) -> list[str]:
 
 @asynccontextmanager
 async def checked(settings: DatabaseSettings) -> AsyncIterator[Database]:
-    """The database on a server that is able to run Partway; its tables are not looked at."""
+    """The database for the length of the block, on a server that can run Partway.
+
+    The tables are not checked.
+    """
     address = read_address(settings.database_url)
     async with AsyncExitStack() as stack:
         with refusing(address):
@@ -70,7 +73,7 @@ async def checked(settings: DatabaseSettings) -> AsyncIterator[Database]:
 
 @contextmanager
 def refusing(address: Address) -> Iterator[None]:
-    """Turns an error of the database inside the block into a StartupError, with its place."""
+    """Turn a database error inside the block into a StartupError that names the server."""
     place = address.unix_socket or f"{address.host}:{address.port}"
     try:
         yield
@@ -84,9 +87,9 @@ TLS_CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
 
 
 async def check_tls(db: Database, address: Address) -> None:
-    """Nothing when the connection is encrypted or need not be; StartupError otherwise.
+    """Raise StartupError when TLS is required and the connection is not encrypted.
 
-    The driver goes on in the clear when the server offers no TLS.
+    The driver continues without encryption when the server offers no TLS.
     """
     if address.tls is not None and not (await db.read(TLS_CIPHER))[0]["Value"]:
         raise StartupError("tls=on is set, but the server offers no TLS")
@@ -96,51 +99,51 @@ VERSION = "SELECT VERSION() AS version"
 
 
 async def version_of(db: Database) -> str:
-    """What the server says it is."""
+    """The version string of the server."""
     return str((await db.read(VERSION))[0]["version"])
 
 
 def check_version(version: str) -> None:
-    """Nothing when such a server is new enough; StartupError otherwise."""
+    """Raise StartupError when the server is too old, or no MySQL or MariaDB."""
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
         raise StartupError(
             f"the server calls itself {version!r}, which is no MySQL or MariaDB version"
         )
-    found = tuple(int(number) for number in numbers.groups())
+    actual = tuple(int(number) for number in numbers.groups())
     name, oldest = ("MariaDB", OLDEST_MARIADB) if "MariaDB" in version else ("MySQL", OLDEST_MYSQL)
-    if found < oldest:
-        wanted = ".".join(str(number) for number in oldest)
-        raise StartupError(f"the server is {version}; Partway needs {name} {wanted} or newer")
+    if actual < oldest:
+        needed = ".".join(str(number) for number in oldest)
+        raise StartupError(f"the server is {version}; Partway needs {name} {needed} or newer")
 
 
 BINLOG = "SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')"
 
 
 async def check_binlog(db: Database) -> None:
-    """Nothing when the binary log is off or written by rows; StartupError when it holds statements.
+    """Raise StartupError when the server writes its binary log by statement.
 
-    READ COMMITTED fails on a statement log (1665), and a replica would skip other rows than we did.
+    READ COMMITTED fails with such a log (1665), and on a replica SKIP LOCKED would skip other rows.
     """
-    found = {row["Variable_name"]: row["Value"] for row in await db.read(BINLOG)}
-    if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
+    values = {row["Variable_name"]: row["Value"] for row in await db.read(BINLOG)}
+    if values.get("log_bin") == "ON" and values.get("binlog_format") == "STATEMENT":
         raise StartupError("the server writes its binary log by statement; set binlog_format = ROW")
 
 
-# One row by its key: among several, the second connection would skip to the next and lock that.
+# One row, by its key: among several rows, the second connection would lock the next one.
 LOCK_VERSION = "SELECT version FROM schema_version WHERE version = %s FOR UPDATE SKIP LOCKED"
 
 
 async def check_skip_locked(db: Database, address: Address) -> None:
-    """Nothing when a second connection skips the row that the first locked; else StartupError.
+    """Raise StartupError when a second connection does not skip the row that the first locked.
 
-    Some engines accept the words and lock nothing, and two workers would claim the same segment.
+    Some engines accept SKIP LOCKED and lock nothing. Two workers would then claim the same segment.
     """
     async with db.transaction() as cursor:
-        # Finding nothing means that another program that starts now holds the row: it does skip.
+        # No row found: another program that starts now has locked it, so SKIP LOCKED works.
         if not await cursor.execute(LOCK_VERSION, (SCHEMA_VERSION,)):
             return
-        # Not from the pool, which may hold one connection only.
+        # Not from the pool, which may have one connection only.
         async with await connect(address) as second, second.cursor() as other:
             locked_twice = await other.execute(LOCK_VERSION, (SCHEMA_VERSION,))
     if locked_twice:

@@ -558,8 +558,8 @@ async def test_a_database_away_at_the_deadline_is_a_503_and_the_same_put_answers
     assert (await node.get("/readyz")).status_code == 200
     assert (await node.get(f"{REQUESTS}/another")).status_code == 404
     said = node.program.said()
-    assert said.count("database away") == 1
-    assert said.count("database back") == 1
+    assert said.count("database unavailable") == 1
+    assert said.count("database available again") == 1
     assert "Traceback" not in said
 
 

@@ -145,7 +145,7 @@ def test_a_program_that_ends_by_a_fault_says_so_in_one_line() -> None:
 
     (line,) = lines(ended.stderr)
     assert ended.returncode == 1
-    assert (line["level"], line["event"]) == ("critical", "the program ends: a fault of its own")
+    assert (line["level"], line["event"]) == ("critical", "unhandled exception, exiting")
     assert line["fault"].endswith("ValueError")
 
 

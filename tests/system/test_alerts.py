@@ -315,7 +315,7 @@ def test_a_page_sends_nobody_to_what_is_not_there(name: str) -> None:
     panels = re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", page)
     lines = re.findall(r"`(?:app|worker|batch): ([^`]+)`", page)
     lines += re.findall(
-        r"`(the program ends[^`]*|database back after|no answer within[^`]*)`", page
+        r"`(unhandled exception[^`]*|database available again after|no answer within[^`]*)`", page
     )
     words = re.findall(r"`partway (\w+)[^`]*`", page)
     links = re.findall(r"\]\(([^)]+)\)", page)

@@ -127,7 +127,7 @@ async def test_a_database_that_is_killed_and_started_again_costs_time_and_nothin
 
     own_server.kill()
     for program in (node.program, *workers, batch):
-        await program.says("database away")
+        await program.says("database unavailable")
     own_server.start()
 
     answers = [(await call).json() for call in calls]
@@ -140,8 +140,8 @@ async def test_a_database_that_is_killed_and_started_again_costs_time_and_nothin
         assert len(await meter_rows(db)) == 3
         assert await db.read("SELECT * FROM segments") == []
     for program in (node.program, *workers, batch):
-        assert program.said().count("database away") == 1
-        assert program.said().count("database back") == 1
+        assert program.said().count("database unavailable") == 1
+        assert program.said().count("database available again") == 1
         assert program.said().count("Traceback") == 0
 
 
@@ -184,7 +184,7 @@ async def test_a_caller_can_come_back_after_a_database_that_was_away_beyond_the_
     # The deadline has passed; when the server is back, so has the grace.
     await asyncio.sleep(grace_seconds)
     own_server.start()
-    await batch.says("database back")
+    await batch.says("database available again")
 
     async def answered() -> dict[str, Any] | None:
         answer = await node.put("/v1/requests/again", json=body)

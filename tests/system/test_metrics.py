@@ -397,13 +397,13 @@ async def test_a_database_that_is_away_is_shown_until_it_is_back(db: Database) -
     asking = asyncio.create_task(db.retry(ask))
 
     async def is_shown() -> bool:
-        return REGISTRY.get_sample_value("partway_db_away") == 1
+        return REGISTRY.get_sample_value("partway_db_unavailable") == 1
 
     await wait_until(is_shown, "the database to be away")
     is_away = False
 
     assert await asking
-    assert REGISTRY.get_sample_value("partway_db_away") == 0
+    assert REGISTRY.get_sample_value("partway_db_unavailable") == 0
 
 
 # The worker.
