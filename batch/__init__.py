@@ -1,1 +1,1 @@
-"""Billing must never be lost and the hot path must be fast: two promises do not share a process."""
+"""The batch program: it closes what nobody closed and settles, apart from the path of requests."""

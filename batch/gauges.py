@@ -1,7 +1,7 @@
-"""What waits is seen in the tables only, and a look must cost the same however full they are.
+"""Reads from the tables how much work waits, at a cost that does not grow with the tables.
 
-So each statement limits what it reads before it counts: a figure may be too small, a look is never
-too dear.
+Each statement limits the rows that it reads before it counts them. So a figure can be too small,
+but a read is never too expensive.
 """
 
 import logging
@@ -22,21 +22,21 @@ from partway.store.fleet import read_fleet
 
 log = logging.getLogger("partway.batch")
 
-# The longest rest between two looks; the shortest is half of it.
+# The longest time between two reads; the shortest is half of it.
 GAUGE_SECONDS = 30.0
 
-# A figure beyond this says no more than that it is too large.
+# The cap of the counts: above it, the exact number does not matter.
 REQUESTS_COUNTED = 10_000
 
-# As many as a worker's list of active requests is long, with a hundred segments each.
-REQUESTS_LOOKED_INTO = 1_000
+# As many requests as a worker's list of active requests has, with a hundred segments each.
+REQUESTS_READ = 1_000
 SEGMENTS_COUNTED = 100_000
 
 
 async def read_gauges(db: Database, retention_seconds: float) -> bool:
-    """Set each gauge to what the tables show now; False always.
+    """Set each gauge from the tables; always False.
 
-    What the server refuses is logged: the batch has a bill to write, whoever looks on.
+    An error of the server is logged: settlement must not fail because of a gauge.
     """
     try:
         await read_active(db)
@@ -48,8 +48,7 @@ async def read_gauges(db: Database, retention_seconds: float) -> bool:
     return False
 
 
-# The index is named here and below, for MySQL reads a small table whole where it has not counted
-# its rows yet.
+# FORCE INDEX here and below, because MySQL scans a small table whose rows it has not counted yet.
 ACTIVE_REQUESTS = """
 SELECT COUNT(*) AS requests
 FROM   (SELECT id
@@ -60,13 +59,14 @@ FROM   (SELECT id
 
 
 async def read_active(db: Database) -> None:
-    """Set the gauge of active requests; nothing comes back."""
+    """Set the gauge of active requests."""
     (row,) = await db.read(ACTIVE_REQUESTS, (REQUESTS_COUNTED,))
     ACTIVE.set(row["requests"])
 
 
-# Of those that are due soonest. What is due already is claimed by nobody, and waits for its close.
-# The segments are limited before they are told apart: those that are done are read too.
+# Reads the requests that are due soonest. A request past its deadline is not claimed any more and
+# waits for its close. The limit on segments comes before their status is checked: done segments are
+# read too.
 WAITING_SEGMENTS = """
 SELECT COALESCE(SUM(status = 'pending'), 0) AS pending,
        COALESCE(SUM(status = 'processing' AND is_live), 0) AS processing,
@@ -85,15 +85,16 @@ FROM   (SELECT s.status, s.lease_until >= NOW(6) AS is_live, r.age_microseconds
 
 
 async def read_segments(db: Database) -> None:
-    """Set the gauges of segments by state, and of how long the oldest waits; nothing comes back."""
-    (row,) = await db.read(WAITING_SEGMENTS, (REQUESTS_LOOKED_INTO, SEGMENTS_COUNTED))
+    """Set the gauges of segments by state, and of the age of the oldest that waits."""
+    (row,) = await db.read(WAITING_SEGMENTS, (REQUESTS_READ, SEGMENTS_COUNTED))
     for state, gauge in SEGMENTS.items():
         gauge.set(int(row[state]))
     OLDEST_PENDING.set(int(row["oldest_microseconds"]) / 1_000_000)
 
 
-# Of each final status those that were due first: what was kept longest is among them, whatever was
-# closed a moment ago. One after the other, since an index is in order within one status only.
+# Reads, for each final status, the requests with the earliest deadlines: those closed longest ago
+# are among them. One SELECT per status, since the index is in order of the deadline within one
+# status only.
 SETTLEABLE_REQUESTS = """
 SELECT COUNT(*) AS requests,
        COALESCE(MAX(TIMESTAMPDIFF(MICROSECOND, closed_at, NOW(6))), 0) AS oldest_microseconds
@@ -119,17 +120,15 @@ WHERE  closed_at < NOW(6) - INTERVAL %s MICROSECOND
 
 
 async def read_backlog(db: Database, retention_seconds: float) -> None:
-    """Set the gauges of what could be settled and for how long; nothing comes back."""
-    most = REQUESTS_COUNTED
-    (row,) = await db.read(
-        SETTLEABLE_REQUESTS, (most, most, most, int(retention_seconds * 1_000_000))
-    )
-    BACKLOG.set(min(row["requests"], most))
+    """Set the gauges of the requests that can be settled, and of how long they could have been."""
+    cap = REQUESTS_COUNTED
+    (row,) = await db.read(SETTLEABLE_REQUESTS, (cap, cap, cap, int(retention_seconds * 1_000_000)))
+    BACKLOG.set(min(row["requests"], cap))
     LAG.set(max(int(row["oldest_microseconds"]) / 1_000_000 - retention_seconds, 0))
 
 
 async def read_workers(db: Database) -> None:
-    """Set the gauges of the fleet; nothing comes back."""
+    """Set the gauges of the fleet."""
     fleet = await read_fleet(db, REQUESTS_COUNTED)
     WORKERS.set(fleet.workers)
     FLEET_SLOTS.set(fleet.slots)

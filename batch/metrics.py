@@ -1,4 +1,4 @@
-"""Who sends the bill must see that it is counted, how far behind it is, and what else waits."""
+"""The metrics of the batch: whether it settles, how far behind it is, and how much work waits."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -8,27 +8,26 @@ REGISTRY = CollectorRegistry()
 
 _SETTLEMENTS = Counter(
     "partway_settlements_total",
-    "Tries to settle a request, by how they ended.",
+    "Attempts to settle a request, by their result.",
     ("result",),
     registry=REGISTRY,
 )
 
-# By the words of batch.settle.
+# The results of batch.settle, and "refused" for an error of the database.
 SETTLEMENTS = {
-    said: _SETTLEMENTS.labels(said.replace(" ", "_"))
-    for said in ("settled", "deferred", "gone", "refused")
+    result: _SETTLEMENTS.labels(result) for result in ("settled", "deferred", "gone", "refused")
 }
 
 SETTLEMENT_DURATION = Histogram(
     "partway_settlement_duration_seconds",
-    "How long it took to settle one request.",
+    "The duration of the settlement of one request.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
     registry=REGISTRY,
 )
 
 ABANDONED = Counter(
     "partway_abandoned_total",
-    "Requests that the batch closed, because nobody else did.",
+    "Requests that the batch closed as abandoned, because no node had closed them.",
     registry=REGISTRY,
 )
 
@@ -41,7 +40,7 @@ METERED_SEGMENTS = Counter(
 METERED_CHARACTERS = label_values(
     Counter(
         "partway_metered_characters_total",
-        "Unicode code points that were billed, of sources and of results.",
+        "Unicode code points that were billed, of sources (input) and results (output).",
         ("direction",),
         registry=REGISTRY,
     ),
@@ -50,17 +49,17 @@ METERED_CHARACTERS = label_values(
 
 LAST_SUCCESS = Gauge(
     "partway_settlement_last_success_timestamp_seconds",
-    "When the last look for what to settle ended without an error (Unix time).",
+    "When the last step of the batch ended without an error (Unix time).",
     registry=REGISTRY,
 )
 
 BLOCKED = Gauge(
     "partway_settlement_blocked_requests",
-    "Requests that the last look deferred, since somebody holds their rows or still runs them.",
+    "Requests that the last pass deferred: a client has locked their rows, or a lease is live.",
     registry=REGISTRY,
 )
 
-# Read from the tables by batch.gauges. Of several batches each shows the same rows.
+# batch.gauges reads the following from the tables. Several batches show the same values.
 
 ACTIVE = Gauge(
     "partway_requests_active",
@@ -71,7 +70,7 @@ ACTIVE = Gauge(
 SEGMENTS = label_values(
     Gauge(
         "partway_segments",
-        "Segments that wait, run, or have outlived their lease, of requests that are not due yet.",
+        "Segments of requests before their deadline: pending, running, or with an expired lease.",
         ("state",),
         registry=REGISTRY,
     ),
@@ -80,31 +79,31 @@ SEGMENTS = label_values(
 
 OLDEST_PENDING = Gauge(
     "partway_oldest_pending_age_seconds",
-    "How long the oldest request has been there of which a segment waits; 0 when none does.",
+    "The age of the oldest request that has a pending segment; 0 when there is none.",
     registry=REGISTRY,
 )
 
 BACKLOG = Gauge(
     "partway_settlement_backlog_requests",
-    "Requests that could be settled now.",
+    "Requests that can be settled now.",
     registry=REGISTRY,
 )
 
 LAG = Gauge(
     "partway_settlement_lag_seconds",
-    "For how long the oldest of them could have been settled; 0 when there is none.",
+    "How long the oldest of these requests could have been settled; 0 when there is none.",
     registry=REGISTRY,
 )
 
 WORKERS = Gauge(
     "partway_workers",
-    "Workers that were seen a moment ago.",
+    "Workers that registered within the last 40 s.",
     registry=REGISTRY,
 )
 
 FLEET_SLOTS = Gauge(
     "partway_fleet_slots",
-    "Slots of all these workers.",
+    "Slots of all these workers together.",
     registry=REGISTRY,
 )
 

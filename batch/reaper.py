@@ -1,4 +1,4 @@
-"""A request whose node died is closed by the batch, since nothing may stay active for ever."""
+"""Closes requests whose node died, since no request may stay active for ever."""
 
 from partway.store.close import close
 from partway.store.database import Database
@@ -13,11 +13,11 @@ LIMIT  100
 
 
 async def overdue(db: Database, grace_seconds: float) -> list[int]:
-    """Requests that are active and past their deadline by the grace, a hundred at most."""
+    """Active requests whose deadline and grace have passed, at most 100; [] when there are none."""
     rows = await db.read(OVERDUE, (int(grace_seconds * 1_000_000),))
     return [row["id"] for row in rows]
 
 
 async def abandon(db: Database, request_id: int) -> bool:
-    """True when this call closed the request; False when another was first."""
+    """Close the request as abandoned; False when it was already closed."""
     return await close(db, request_id, "abandoned")

@@ -1,10 +1,10 @@
-"""Whoever runs it or sends the bill asks what was metered and what waits."""
+"""Reports what was metered and what waits, for those who operate Partway or send the bill."""
 
 from datetime import datetime
 
 from partway.store.database import Database, Row
 
-# By tenant and by how the requests ended; what is not billed is listed with its cost.
+# By tenant and final status. What is not billed is listed too, with its figures.
 USAGE = """
 SELECT tenant, status, billed,
        COUNT(*) AS requests,
@@ -20,7 +20,7 @@ ORDER  BY tenant, status
 
 
 async def usage(db: Database, since: datetime, until: datetime) -> list[Row]:
-    """What was metered from `since` to before `until` (UTC), by tenant and ending."""
+    """What was metered at or after `since` and before `until` (UTC), by tenant and final status."""
     rows = await db.read(USAGE, (since, until))
     return [row | {"billed": bool(row["billed"])} for row in rows]
 
@@ -50,7 +50,7 @@ ORDER  BY s.status
 
 
 async def status_rows(db: Database) -> list[Row]:
-    """What is in the tables now: requests by status, and the segments of the active ones."""
+    """The current requests by status, and the segments of active requests by status."""
     requests = [
         {
             "what": f"{row['what']} requests",

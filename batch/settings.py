@@ -1,23 +1,23 @@
-"""The batch is told by its settings how long an answer is kept and when a node counts as dead."""
+"""The settings of the batch: how long answers are kept, and when a request counts as abandoned."""
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class BatchSettings(BaseSettings):
-    """What the batch can be told."""
+    """The settings of the batch."""
 
     model_config = SettingsConfigDict(env_prefix="PARTWAY_BATCH_")
 
-    # A caller whose connection broke comes back within a minute, or not at all. Never less than the
-    # node that closed it needs to read the answer: it would be billed, and its caller told 410.
+    # A caller whose connection broke usually retries within a minute. At least as long as a node
+    # needs to read the answer after the close: otherwise it is billed, and the caller gets 410.
     retention_seconds: float = Field(
         60,
         ge=1,
         le=86_400,
         description="How long a closed request can be read before it is settled.",
     )
-    # A node that lives has answered long before.
+    # A running node closes a request much sooner.
     grace_seconds: float = Field(
         5,
         ge=0,

@@ -1,4 +1,4 @@
-"""Metering and deleting are one transaction: the bill is the answer, counted once, never lost."""
+"""Meters and deletes a final request in one transaction, so that it is billed exactly once."""
 
 import logging
 import time
@@ -18,12 +18,12 @@ log = logging.getLogger("partway.batch")
 
 Settling = Literal["settled", "deferred", "gone"]
 
-# How many candidates are read at once: after days without a batch there may be a million.
+# How many candidates one read returns: after days without a batch there may be a million.
 PAGE = 1000
 
-# Read without a lock: a candidate that is locked in order of id locks every other candidate on
-# MySQL, and a lock on an active row would make its close wait. In order of id, by the primary key
-# (measured: 10 ms past 50,000 active requests), so that the next page begins behind this one.
+# Read without a lock: on MySQL, a locking read in order of id locks every candidate, and a lock on
+# an active row would make its close wait. In order of id, by the primary key (measured: 10 ms past
+# 50,000 active requests), so that the next page begins after this one.
 SETTLEABLE = """
 SELECT id
 FROM   requests
@@ -36,9 +36,9 @@ LIMIT  %s
 
 
 async def settleable(db: Database, retention_seconds: float, after: int) -> list[int]:
-    """A page of the final requests that were kept long enough, of those with an id above `after`.
+    """The next page of final requests whose retention is over, with ids above `after`.
 
-    Fewer than PAGE when no more lie behind them.
+    Fewer than PAGE when there are no more after them.
     """
     rows = await db.read(SETTLEABLE, (after, int(retention_seconds * 1_000_000), PAGE))
     return [row["id"] for row in rows]
@@ -52,9 +52,10 @@ WHERE  id = %s
 FOR UPDATE SKIP LOCKED
 """
 
-# All of them, before anything is counted: a late write-back between the sum and the delete would be
-# accepted, deleted and never billed. A frozen client may hold one; then there are fewer than the
-# request has. Counted by the server, for a driver takes as long for a hundred rows as for the rest.
+# All segments are locked before anything is counted: a late write-back between the sum and the
+# delete would be accepted, deleted and never billed. When a frozen client has locked one, fewer are
+# locked than the request has. The server counts them, because the driver would take as long for a
+# hundred rows as for the rest of the settlement.
 LOCK_SEGMENTS = """
 SELECT COUNT(*) AS locked,
        COALESCE(SUM(status = 'processing' AND lease_until >= NOW(6)), 0) AS live
@@ -63,8 +64,8 @@ WHERE  request_id = %s
 FOR UPDATE SKIP LOCKED
 """
 
-# Counted through the outcome: what the caller was answered, whatever has become done since. Of a
-# cancelled request the stragglers count too, those that ran at the close.
+# Counts through the outcome: what the answer contained, whatever became done later. For a cancelled
+# or abandoned request, segments that were in flight at the close count too, when they became done.
 METER = """
 INSERT INTO meter
        (tenant, public_id, status, segments, input_characters, output_characters, billed,
@@ -93,20 +94,20 @@ DELETE_REQUEST = "DELETE FROM requests WHERE id = %s"
 async def settle(db: Database, request_id: int, retention_seconds: float) -> Settling:
     """Meter a final request and delete it: record first, delete second, commit once.
 
-    Only for ids that were read as final. "deferred" when somebody holds one of its rows, or when it
-    was cancelled and a straggler's lease is live, though not beyond deadline + keep; "gone" when
-    another batch holds it or was first.
+    Only for ids that were read as final. Returns "deferred" when another client has locked one of
+    its segments, or when it was cancelled and the lease of an in-flight segment is live, but not
+    after deadline + retention. Returns "gone" when another batch has locked it or settled it first.
     """
     began = time.monotonic()
     record: Row | None = None
 
-    async def once(_: Exception | None) -> Settling:
+    async def run(_: Exception | None) -> Settling:
         nonlocal record
         async with db.transaction() as cursor:
             await cursor.execute(LOCK_REQUEST, (int(retention_seconds * 1_000_000), request_id))
             request = await cursor.fetchone()
             if request is None:
-                # The run before may have been committed and only its reply lost.
+                # The previous run may have been committed, and only its reply lost.
                 is_ours = record is not None and record == await read_record(cursor, record)
                 return "settled" if is_ours else "gone"
             await cursor.execute(LOCK_SEGMENTS, (request_id,))
@@ -119,7 +120,7 @@ async def settle(db: Database, request_id: int, retention_seconds: float) -> Set
             record = await read_record(cursor, request)
         return "settled"
 
-    settling = await db.retry(once)
+    settling = await db.retry(run)
     SETTLEMENTS[settling].inc()
     if settling == "settled" and record is not None:
         SETTLEMENT_DURATION.observe(time.monotonic() - began)
@@ -128,7 +129,7 @@ async def settle(db: Database, request_id: int, retention_seconds: float) -> Set
 
 
 async def record_and_delete(cursor: aiomysql.DictCursor, request_id: int) -> None:
-    """Nothing; afterwards the record is there and the rows are not, once the caller commits."""
+    """Write the record and delete the rows, inside the transaction of the caller."""
     await cursor.execute(METER, (request_id,))
     await cursor.execute(DELETE_SEGMENTS, (request_id,))
     await cursor.execute(DELETE_REQUEST, (request_id,))
@@ -143,14 +144,14 @@ WHERE  tenant = %s
 
 
 async def read_record(cursor: aiomysql.DictCursor, request: Row) -> Row | None:
-    """The record of this tenant's id; None when there is none."""
+    """The record of this tenant and id; None when there is none."""
     await cursor.execute(RECORD, (request["tenant"], request["public_id"]))
-    found: Row | None = await cursor.fetchone()
-    return found
+    record: Row | None = await cursor.fetchone()
+    return record
 
 
 def log_settlement(request_id: int, record: Row) -> None:
-    """Log a settlement, and count what is billed of it; nothing comes back."""
+    """Log a settlement, and count what it bills."""
     if record["billed"]:
         METERED_SEGMENTS.inc(record["segments"])
         METERED_CHARACTERS["input"].inc(record["input_characters"])

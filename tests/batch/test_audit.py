@@ -73,22 +73,22 @@ PLANTED: Sequence[tuple[str, str]] = [
     ("law 1: a segment is claimed without", SEGMENT.format("lease_token = NULL", 1)),
     ("law 1: a segment is claimed without", SEGMENT.format("lease_until = NULL", 1)),
     ("law 1: a segment is claimed without", SEGMENT.format("attempts = 0", 1)),
-    ("law 1: a segment that nobody holds", SEGMENT.format("lease_token = 'x'", 2)),
-    ("law 1: a segment that nobody holds", SEGMENT.format("lease_token = 'x'", 4)),
-    ("law 1: a segment is done by nobody", SEGMENT.format("lease_token = NULL", 0)),
-    ("law 1: a segment is done by nobody", SEGMENT.format("status = 'done', result = 'a'", 2)),
+    ("law 1: a segment that is not claimed", SEGMENT.format("lease_token = 'x'", 2)),
+    ("law 1: a segment that is not claimed", SEGMENT.format("lease_token = 'x'", 4)),
+    ("law 1: a segment is done and was never", SEGMENT.format("lease_token = NULL", 0)),
+    ("law 1: a segment is done and was never", SEGMENT.format("status = 'done', result = 'a'", 2)),
     (
         "law 1: a lease is longer",
         SEGMENT.format("lease_until = NOW(6) + INTERVAL 2 HOUR", 1),
     ),
-    ("law 2: the answer names", REQUEST.format(f"{CLOSED}, outcome = 'ddppfdr'")),
-    ("law 2: the answer names", REQUEST.format(f"{CLOSED}, outcome = 'dfppfdr'")),
-    ("law 2: the answer has a letter", REQUEST.format(f"{CLOSED}, outcome = 'drp?fdr'")),
+    ("law 2: the outcome has a letter for", REQUEST.format(f"{CLOSED}, outcome = 'ddppfdr'")),
+    ("law 2: the outcome has a letter for", REQUEST.format(f"{CLOSED}, outcome = 'dfppfdr'")),
+    ("law 2: the outcome has an unknown", REQUEST.format(f"{CLOSED}, outcome = 'drp?fdr'")),
     (
-        "law 2: a request is final and has no time",
+        "law 2: a request is final without",
         REQUEST.format("status = 'completed', outcome = 'drppfdr'"),
     ),
-    ("law 2: a request is final and has no time", REQUEST.format("closed_at = NOW(6)")),
+    ("law 2: a request is final without", REQUEST.format("closed_at = NOW(6)")),
     ("law 3: the characters", REQUEST.format("characters = characters + 1")),
     ("law 3: the characters", SEGMENT.format("source = 'tw'", 1)),
     ("law 3: a record is billed", RECORD.format("billed = FALSE")),
@@ -132,7 +132,7 @@ PLANTED: Sequence[tuple[str, str]] = [
         "law 9: a request ends",
         REQUEST.format("created_at = created_at + INTERVAL 20 SECOND"),
     ),
-    ("law 9: a record is of the future", RECORD.format("settled_at = '2999-01-01'")),
+    ("law 9: a record was settled", RECORD.format("settled_at = '2999-01-01'")),
 ]
 
 
@@ -165,7 +165,7 @@ async def test_segments_of_a_request_that_is_gone_are_found(db: Database) -> Non
 
     assert await found(db) == [
         {
-            "breach": "law 4: segments are left of a request that is gone",
+            "breach": "law 4: segments exist without their request",
             "tenant": "?",
             "id": f"request {request_id}",
         }

@@ -146,7 +146,7 @@ async def test_what_the_gauges_cost_is_the_same_beside_twenty_times_the_dead_row
 ) -> None:
     # As they are, each is larger than what a test has time to fill a table with.
     monkeypatch.setattr(gauges, "REQUESTS_COUNTED", 4)
-    monkeypatch.setattr(gauges, "REQUESTS_LOOKED_INTO", 3)
+    monkeypatch.setattr(gauges, "REQUESTS_READ", 3)
     monkeypatch.setattr(gauges, "SEGMENTS_COUNTED", 150)
     for _ in range(LIVE_REQUESTS):
         await submitted(one, SEGMENTS)

@@ -585,7 +585,7 @@ async def test_the_gauges_show_what_is_in_the_tables(db: Database) -> None:
 
 
 def test_the_gauges_read_as_many_requests_as_the_list_of_a_worker_has() -> None:
-    assert gauges.REQUESTS_LOOKED_INTO == choice.LIST_LENGTH
+    assert gauges.REQUESTS_READ == choice.LIST_LENGTH
 
 
 async def test_a_look_that_fails_does_not_keep_the_batch_from_its_bill(
