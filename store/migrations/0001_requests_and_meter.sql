@@ -1,104 +1,104 @@
--- Version 1: the tables that carry a request from its arrival to its bill.
--- schema.sql at the top of the checkout shows the tables as they are now.
+-- Version 1: the tables that a request needs from its arrival to its bill.
+-- schema.sql at the top of the checkout shows the tables of the newest version.
 
 CREATE TABLE IF NOT EXISTS schema_version (
   version     INT UNSIGNED NOT NULL
-              COMMENT 'A row for each version whose programs may run on these tables; the highest is that of the tables.',
+              COMMENT 'One row for each version whose programs can run on these tables; the highest is the version of the tables.',
   applied_at  DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)
-              COMMENT 'An operator asks when the tables changed.',
+              COMMENT 'Operators need to know when the tables changed.',
   PRIMARY KEY (version)
-              COMMENT 'A version is recorded once, even when a migration that was stopped runs again.'
+              COMMENT 'A version is recorded once, even when a migration is stopped and runs again.'
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'Programs of different ages share one database, and each must know whether these tables serve it.';
+  COMMENT = 'Programs of different versions share one database, and each must know whether it can run on these tables.';
 
 CREATE TABLE IF NOT EXISTS requests (
   id          BIGINT UNSIGNED NOT NULL AUTO_INCREMENT
-              COMMENT 'Segments of one request must lie together and in the order of arrival, which no public id promises.',
+              COMMENT 'The segments of one request must be stored together, and requests in order of arrival; a public id has no such order.',
   tenant      VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
-              COMMENT 'Strangers share the service: each sees, pays for and waits for its own.',
+              COMMENT 'Tenants share the service: each sees, and pays for, only its own requests.',
   public_id   VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
-              COMMENT 'The caller must be able to name a request before it is answered: to join, read or cancel it.',
+              COMMENT 'The caller must be able to name a request before it is answered, to attach to it, read it or cancel it.',
   body_hash   BINARY(32) NOT NULL
-              COMMENT 'Another body under the same id must be refused, and the body itself is not kept.',
+              COMMENT 'A different body under the same id must be refused, and the body itself is not stored.',
   status      ENUM('active', 'completed', 'cancelled', 'abandoned') CHARACTER SET ascii NOT NULL DEFAULT 'active'
               COMMENT 'Claims begin only inside active requests, and settlement takes only final ones.',
   segments    INT UNSIGNED NOT NULL
-              COMMENT 'Settlement must know how many rows it has to hold before it counts, and small requests are claimed from first.',
+              COMMENT 'Settlement must know how many rows to lock before it counts, and workers claim from small requests first.',
   characters  INT UNSIGNED NOT NULL
-              COMMENT 'A node must know how much text waits before it takes more, without reading a segment: code points of the sources.',
+              COMMENT 'A node must know how much text is active before it accepts more, without reading segments: code points of the sources.',
   params      MEDIUMTEXT NOT NULL
-              COMMENT 'The handler gets what the caller meant for it, unchanged (JSON).',
+              COMMENT 'The handler gets the parameters that the caller sent, unchanged (JSON).',
   gaps        MEDIUMTEXT NULL
-              COMMENT 'The white space around the segments, without which no document comes out whole (JSON list); NULL when the caller sent segments.',
+              COMMENT 'The separators: the white space around the segments, needed to join the document (JSON list); NULL when the caller sent segments.',
   on_missing  ENUM('null', 'source', 'omit') CHARACTER SET ascii NOT NULL
-              COMMENT 'Any node must put the same document together from a partial answer.',
+              COMMENT 'Every node must join the same document from a partial answer.',
   created_at  DATETIME(6) NOT NULL
-              COMMENT 'The caller waits since then.',
+              COMMENT 'The caller has been waiting since this time.',
   deadline    DATETIME(6) NOT NULL
-              COMMENT 'The answer is due then, on the clock of the database, and no claim begins later.',
+              COMMENT 'The answer is due at this time of the database, and no claim begins later.',
   closed_at   DATETIME(6) NULL
-              COMMENT 'Settlement counts the time that an answer is kept from here.',
+              COMMENT 'The retention of the answer begins at this time.',
   outcome     MEDIUMTEXT CHARACTER SET ascii COLLATE ascii_bin NULL
-              COMMENT 'The answer, fixed by the close: a letter per segment, d(one) f(ailed) p(ending) r(unning).',
+              COMMENT 'The answer, fixed by the close: one letter per segment, d(one) f(ailed) p(ending) r(unning).',
   PRIMARY KEY (id)
-              COMMENT 'Every statement of the hot path comes with the internal number.',
+              COMMENT 'Every statement of the hot path finds a request by its internal number.',
   UNIQUE KEY by_caller (tenant, public_id)
-              COMMENT 'One computation for one caller id, whoever asks first and on whichever node.',
+              COMMENT 'One id of a tenant is computed once, on whichever nodes it is sent.',
   KEY by_status (status, deadline)
-              COMMENT 'Workers read the active list and the batch the overdue, each from where its rows start (22 rows read for 20 active, at 0 and at 200,000 dead rows).',
-  -- A close without its outcome, or an outcome before the close, would be an answer that can still change.
+              COMMENT 'Workers read active requests, and the batch reads overdue ones, without reading others (22 rows read for 20 active, at 0 and at 200,000 dead rows).',
+  -- A final request without an outcome, or an active one with it, would have an answer that can still change.
   CONSTRAINT outcome_with_close CHECK ((status = 'active') = (outcome IS NULL)),
-  -- MySQL cuts GROUP_CONCAT at 1,024 characters unless told otherwise; a cut outcome must never be stored.
+  -- MySQL cuts GROUP_CONCAT at 1,024 characters by default; an outcome that was cut must never be stored.
   CONSTRAINT outcome_is_whole CHECK (outcome IS NULL OR CHAR_LENGTH(outcome) = segments)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'A request outlives the node that took it, so that any node can finish it.';
+  COMMENT = 'A request must survive the node that accepted it, so that any node can finish it.';
 
 CREATE TABLE IF NOT EXISTS segments (
   request_id  BIGINT UNSIGNED NOT NULL
               COMMENT 'A segment belongs to one request; claims, polls and settlement never cross it.',
   index_no    INT UNSIGNED NOT NULL
-              COMMENT 'The place in the document, from 0 without holes: the outcome is read by it.',
+              COMMENT 'The position in the document, from 0 without holes; the outcome is read by this position.',
   status      ENUM('pending', 'processing', 'done', 'failed') CHARACTER SET ascii NOT NULL DEFAULT 'pending'
-              COMMENT 'Processing is only a word in a row, so that nobody waits for a lock while a handler runs.',
+              COMMENT 'A claim is a value in the row, so that no lock is held while a handler runs.',
   attempts    SMALLINT UNSIGNED NOT NULL DEFAULT 0
-              COMMENT 'Counted at the claim, since a segment that kills its worker never reaches any other count.',
+              COMMENT 'Counted at the claim, since a segment that kills its worker could not be counted later.',
   lease_token BINARY(16) NULL
-              COMMENT 'The fence, fresh at every claim. It stays on a done row: the only way to read back a commit whose reply was lost.',
+              COMMENT 'The fence, new at every claim. It stays on a done row, so that a write-back whose reply was lost can be read back.',
   lease_until DATETIME(6) NULL
-              COMMENT 'Processing: the end of the lease. Pending: not before, which is how a retry waits.',
+              COMMENT 'Processing: the end of the lease. Pending: no claim before this time, so that a retry waits.',
   owner_id    VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NULL
-              COMMENT 'Operators ask who holds a lease; no statement does.',
+              COMMENT 'Operators need to know which worker holds a lease; no statement reads it.',
   source      MEDIUMTEXT NOT NULL
-              COMMENT 'What the handler is given; never blank at either end unless the caller sent it so.',
+              COMMENT 'The text for the handler; no white space at its ends unless the caller sent segments.',
   result      MEDIUMTEXT NULL
-              COMMENT 'What the handler gave back; the answer and the bill are read from it.',
+              COMMENT 'The text that the handler returned; the answer and the bill are read from it.',
   error       VARCHAR(500) NULL
-              COMMENT 'A caller must be told why a segment failed.',
+              COMMENT 'A caller must learn why a segment failed.',
   PRIMARY KEY (request_id, index_no)
-              COMMENT 'The rows of a request lie together, so a claim reads about 100 rows however many lie dead elsewhere. No second index: measured, each made claims slower, and write-back and settlement deadlock.',
-  -- A write-back that forgets a row would otherwise store NULL as a success.
+              COMMENT 'The rows of a request are stored together, so a claim reads about 100 rows, however many dead rows there are. No second index: as measured, each made claims slower and let write-back and settlement deadlock.',
+  -- Otherwise a write-back without the result of a row would store NULL as a success.
   CONSTRAINT done_has_result CHECK (status <> 'done' OR result IS NOT NULL)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'Compute is claimed, retried and paid for in pieces that take seconds.';
+  COMMENT = 'Work is claimed, retried and billed in pieces that take seconds.';
 
 CREATE TABLE IF NOT EXISTS meter (
   tenant            VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
-                    COMMENT 'The bill goes to somebody.',
+                    COMMENT 'The tenant who pays.',
   public_id         VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
-                    COMMENT 'The caller checks the bill against the answers it got, which it knows by this id.',
+                    COMMENT 'The caller knows its answers by this id, and can compare them with the bill.',
   status            ENUM('completed', 'cancelled', 'abandoned') CHARACTER SET ascii NOT NULL
-                    COMMENT 'How the request ended decides what it pays for.',
+                    COMMENT 'The final status of the request decides what is billed.',
   segments          INT UNSIGNED NOT NULL
-                    COMMENT 'The segments that were answered, or computed where nobody was answered.',
+                    COMMENT 'The segments that were answered, or that were computed when there was no answer.',
   input_characters  BIGINT UNSIGNED NOT NULL
                     COMMENT 'Unicode code points of their sources.',
   output_characters BIGINT UNSIGNED NOT NULL
                     COMMENT 'Unicode code points of their results.',
   billed            BOOLEAN NOT NULL
-                    COMMENT 'An abandoned request is metered for its cost and charged to nobody.',
+                    COMMENT 'An abandoned request is metered for its cost, and not billed.',
   settled_at        DATETIME(6) NOT NULL
-                    COMMENT 'A bill covers a period.',
+                    COMMENT 'A bill covers a period of time.',
   PRIMARY KEY (tenant, public_id)
-                    COMMENT 'One record per request by the id that never comes back; internal numbers do, after a restore.'
+                    COMMENT 'One record per request, by the id that is never used again; internal numbers can repeat after a restore.'
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'The bill must outlive the rows that it was counted from.';
+  COMMENT = 'The bill must survive the rows from which it was counted.';

@@ -1,67 +1,67 @@
--- Version 2: tenants with keys and limits, traces, bills by the month, and workers that are counted.
--- schema.sql at the top of the checkout shows the tables as they are now.
+-- Version 2: keys and limits of tenants, traces, bills by month, and the count of workers.
+-- schema.sql at the top of the checkout shows the tables of the newest version.
 
--- AFTER only so that every database shows its columns in the order of schema.sql: no statement
--- depends on it.
+-- AFTER is used only so that every database has its columns in the order of schema.sql. No statement
+-- depends on that order.
 ALTER TABLE requests
   ADD COLUMN traceparent VARCHAR(55) CHARACTER SET ascii COLLATE ascii_bin NULL
-             COMMENT 'A trace that begins at the caller must go on in the handler (W3C trace context); NULL when none was sent.'
+             COMMENT 'A trace of the caller continues in the handler (W3C trace context); NULL when none was sent.'
              AFTER closed_at;
 
 ALTER TABLE meter
   ADD KEY by_day (tenant, settled_at)
-          COMMENT 'A tenant asks for a month, which must cost what that month holds and nothing of what others or other years hold.';
+          COMMENT 'A tenant reads one month; the cost must not depend on other tenants or other months.';
 
 CREATE TABLE IF NOT EXISTS workers (
   name        VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
-              COMMENT 'The owner_id of its leases, by which an operator finds both.',
+              COMMENT 'The owner_id of the leases of this worker, so that an operator can find them.',
   slots       INT UNSIGNED NOT NULL
-              COMMENT 'An operator must know what a fleet can do at once.',
+              COMMENT 'Operators must know how many segments the fleet can run at once.',
   seen_at     DATETIME(6) NOT NULL
-              COMMENT 'One that was killed says no goodbye; it stops counting when it is not seen.',
+              COMMENT 'A worker that was killed cannot delete its row; it is no longer counted when this time is too old.',
   PRIMARY KEY (name)
-              COMMENT 'A worker is counted once, however often it says that it is there.'
+              COMMENT 'A worker is counted once, however often it registers.'
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'Idle workers share the looking, so each must know how many there are; no statement of the laws reads it.';
+  COMMENT = 'Idle workers share the polling, so each must know how many there are; no law depends on this table.';
 
 CREATE TABLE IF NOT EXISTS access_keys (
   hash        BINARY(32) NOT NULL
-              COMMENT 'A key is known by its SHA-256, so that whoever reads this table can call as nobody.',
+              COMMENT 'The SHA-256 of the key, so that a reader of this table cannot use the keys.',
   tenant      VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
-              COMMENT 'A key says who calls, and nothing else in a call does.',
+              COMMENT 'The key alone decides which tenant calls.',
   scopes      SET('requests', 'operator') CHARACTER SET ascii NOT NULL
-              COMMENT 'A program that sends documents must not see what operators see, nor the other way round.',
+              COMMENT 'A key that sends documents must not have the rights of an operator, and the key of an operator must not send documents.',
   name        VARCHAR(100) NOT NULL
-              COMMENT 'Whoever revokes a key must know where it is used.',
+              COMMENT 'Before operators revoke a key, they must know where it is used.',
   created_at  DATETIME(6) NOT NULL
-              COMMENT 'Keys are changed by their age.',
+              COMMENT 'Operators replace keys by age.',
   revoked_at  DATETIME(6) NULL
-              COMMENT 'A key that leaked ends at once; the row stays, since somebody will ask when.',
+              COMMENT 'A revoked key is refused at once; the row stays, to show when it was revoked.',
   PRIMARY KEY (hash)
-              COMMENT 'Each call asks for its key by one read, whose time tells nothing of keys that are nearly right.'
+              COMMENT 'Each call reads its key by hash, so that the time of the read reveals nothing about similar keys.'
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'Strangers share the service, and each node must know them all.';
+  COMMENT = 'Tenants share the service, and every node must know the keys of all.';
 
 CREATE TABLE IF NOT EXISTS sessions (
   hash        BINARY(32) NOT NULL
-              COMMENT 'The SHA-256 of the token in the cookie, for the same reason as with a key.',
+              COMMENT 'The SHA-256 of the token in the cookie, so that a reader of this table cannot use the sessions.',
   key_hash    BINARY(32) NOT NULL
-              COMMENT 'A session is worth what its key is worth, and ends with it.',
+              COMMENT 'A session has the rights of its key, and ends with it.',
   created_at  DATETIME(6) NOT NULL
-              COMMENT 'A session that nobody ends is over after half a day.',
+              COMMENT 'A session ends by itself after half a day.',
   PRIMARY KEY (hash)
-              COMMENT 'Each call of a page asks for its session by one read.',
+              COMMENT 'Each call of a page reads its session by hash.',
   KEY by_age  (created_at)
-              COMMENT 'What is over is deleted from the oldest on, without reading the rest.'
+              COMMENT 'Expired sessions are deleted from the oldest on, without reading the others.'
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'A browser must not keep a key, and any node may get its next call.';
+  COMMENT = 'A browser must not store a key, and any node can get its next call.';
 
 CREATE TABLE IF NOT EXISTS allowances (
   tenant      VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
-              COMMENT 'Each tenant has an allowance of its own.',
+              COMMENT 'Each tenant has its own allowance.',
   full_at     DATETIME(6) NOT NULL
-              COMMENT 'When the whole allowance is there again: each document moves it on by the time in which its characters come back.',
+              COMMENT 'The time at which the allowance is full again (the theoretical arrival time of GCRA). Each document moves it forward by the time in which its characters are allowed again.',
   PRIMARY KEY (tenant)
-              COMMENT 'One row is charged by one statement, so that all nodes together allow no more than one would.'
+              COMMENT 'One statement charges one row, so that all nodes together allow no more than one node would.'
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
-  COMMENT = 'A tenant that sends too much must be told so before anything is stored, whichever node it asks.';
+  COMMENT = 'A tenant that sends too much must be refused before anything is stored, on every node.';
