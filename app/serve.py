@@ -88,7 +88,7 @@ async def serve(database: DatabaseSettings, settings: AppSettings) -> None:
     stop = stop_on_signals()
     async with open_database(database) as db:
         if not settings.keyless and not await has_any_key(db):
-            log.warning("there is no key yet: python -m app keys create --tenant NAME makes one")
+            log.warning("there is no key yet: partway keys create --tenant NAME makes one")
         service = RequestService(db, settings)
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLD)
