@@ -10,17 +10,22 @@ RUN apt-get update \
 
 WORKDIR /partway
 
-# The dependencies first: they change less often than the code, and Docker keeps them.
-COPY pyproject.toml README.md ./
-RUN mkdir -p app batch client store worker/handlers \
- && pip install --no-cache-dir --editable .
+# The dependencies first, beside an empty package: they change less often than the code, and Docker
+# keeps them.
+COPY pyproject.toml README.md LICENSE ./
+RUN mkdir partway && touch partway/__init__.py \
+ && pip install --no-cache-dir '.[server]' \
+ && rm -r partway
 
 COPY store store
 COPY app app
 COPY worker worker
 COPY batch batch
-# The command `partway`, to try a deployment from inside it.
+# `partway send`, to try a deployment from inside it.
 COPY client client
+# The package, which links to the folders above.
+COPY partway partway
+RUN pip install --no-cache-dir --no-deps --force-reinstall .
 
 # Nothing here needs the rights of root.
 RUN useradd --system --no-create-home partway

@@ -1,1 +1,1 @@
-"""Callers need one synchronous door: it splits, waits, answers and cancels."""
+"""Callers need one synchronous HTTP API that splits, waits, answers and cancels."""

@@ -1,4 +1,4 @@
-"""One node is one ASGI application: the API, the pages and what every call passes through."""
+"""A node serves one ASGI application, built here from the API, the pages and the middleware."""
 
 from fastapi import FastAPI
 
@@ -20,7 +20,7 @@ def build(service: RequestService) -> FastAPI:
         title="Partway",
         summary="Send a document and a deadline; get back what is done by then.",
         version="1",
-        # A redirected call is sent twice, or without its body.
+        # A client that follows a redirect sends the body twice, or not at all.
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
@@ -33,7 +33,7 @@ def build(service: RequestService) -> FastAPI:
         ops_pages(service),
         health_routes(service),
     ):
-        # One flat list: an included router is matched in two steps, for each call.
+        # FastAPI matches an included router in two steps at each call; a flat list takes one.
         api.router.routes.extend(router.routes)
     add_error_handlers(api)
     api.add_middleware(guarded, settings=service.settings)

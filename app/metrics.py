@@ -1,4 +1,4 @@
-"""Who runs a node must see whether callers are answered, and whether in time."""
+"""Operators must see whether a node answers its callers, and whether it answers in time."""
 
 import time
 from typing import Literal
@@ -10,7 +10,7 @@ from partway.store.metrics import label_values, name_program
 
 REGISTRY = CollectorRegistry()
 
-# How a POST or PUT of a request ended; of a stream that ends without its `end` the request runs on.
+# How a POST or PUT ended. `running`: it got a 202, or a stream that broke before the event `end`.
 Outcome = Literal[
     "completed", "partial", "cancelled", "abandoned", "running", "rejected", "client_gone"
 ]
@@ -22,7 +22,7 @@ OUTCOMES: tuple[Outcome, ...] = (
 REQUESTS = label_values(
     Counter(
         "partway_requests_total",
-        "Calls of POST and PUT, by how they ended.",
+        "POST and PUT calls, by how they ended.",
         ("outcome",),
         registry=REGISTRY,
     ),
@@ -32,7 +32,7 @@ REQUESTS = label_values(
 PROBLEMS = label_values(
     Counter(
         "partway_problems_total",
-        "Errors that were answered, by the kind of the problem.",
+        "Errors sent to callers, by the kind of the problem.",
         ("type",),
         registry=REGISTRY,
     ),
@@ -40,25 +40,26 @@ PROBLEMS = label_values(
     NO_TYPE,
 )
 
-# Up to the longest deadline, and what a node may need after that.
+# Buckets up to the longest deadline, plus the time that a node may need after it.
 DURATION = Histogram(
     "partway_request_duration_seconds",
-    "From the arrival of a POST or PUT to its answer; what is rejected or left has none.",
+    "Seconds from the arrival of a POST or PUT to its answer, without rejected and left calls.",
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 45, 60, 75),
     registry=REGISTRY,
 )
 
-# What a caller is promised, so the figures that alarms and benchmarks ask for are bounds.
+# Callers are promised an answer at the deadline. The thresholds of alerts and benchmarks are
+# bucket bounds, so that they are counted exactly.
 OVERRUN = Histogram(
     "partway_request_deadline_overrun_seconds",
-    "How long after its deadline a call that waited for it was answered; 0 for in time.",
+    "Seconds from the deadline to the answer of a call that waited; 0 when it was in time.",
     buckets=(0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
     registry=REGISTRY,
 )
 
 POLLS = Counter(
     "partway_fanin_polls_total",
-    "Looks at the requests that this node waits for, each of them one statement.",
+    "Polls of the requests that this node waits for; each poll is one statement.",
     registry=REGISTRY,
 )
 
@@ -72,18 +73,18 @@ name_program("app")
 
 
 class OpenCall:
-    """A POST or PUT that is not answered yet; a class, since its answer comes long after it."""
+    """A POST or PUT that is not answered yet. It keeps its arrival until the answer is sent."""
 
     def __init__(self) -> None:
         self._arrived = time.monotonic()
-        # When the request that it waits for is due; None where it waits for none.
+        # The deadline of the request that the call waits for; None when it waits for none.
         self.due_at: float | None = None
-        # What its answer will say, once that is known.
+        # How the call will be counted; None until that is known.
         self.outcome: Outcome | None = None
         self._is_open = True
 
     def end(self, outcome: Outcome) -> None:
-        """Count how it ended, the first time; nothing comes back."""
+        """Count how the call ended; only the first time, later calls do nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -91,7 +92,7 @@ class OpenCall:
         REQUESTS[outcome].inc()
         if outcome not in ("rejected", "client_gone"):
             DURATION.observe(now - self._arrived)
-        # A rejection counts too: that the database is away is told at the deadline, or after it.
+        # Rejections count: a caller hears of an unavailable database only at its deadline or later.
         if self.due_at is not None and outcome not in ("running", "client_gone"):
-            # Who comes when it is due already is kept waiting since then.
+            # A call that arrives after the deadline has waited only since its arrival.
             OVERRUN.observe(max(now - max(self.due_at, self._arrived), 0))

@@ -1,4 +1,4 @@
-"""Every error is one problem document (RFC 9457) that says what was wrong and where."""
+"""Every error is sent as one problem document (RFC 9457) that says what was wrong and where."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,35 +7,35 @@ from typing import Any
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
-# What stands before the kind in the `type` of a problem.
+# The `type` of a problem is this prefix and its kind.
 URN = "urn:partway:problem:"
 
-# The `type` of what has no kind of its own, such as 405.
+# The `type` of a problem whose status says everything, such as 405.
 NO_TYPE = "about:blank"
 
-# The kinds that a program can tell apart, with the status that each is sent with.
+# Each kind of problem, with its HTTP status and its title.
 KINDS: Mapping[str, tuple[int, str]] = {
     "invalid-json": (400, "The body is not JSON"),
     "unauthorized": (401, "The caller is not known"),
-    "forbidden": (403, "The key is not for this"),
+    "forbidden": (403, "The key does not allow this"),
     "foreign-origin": (403, "The call comes from another site"),
     "unknown-request": (404, "There is no such request"),
     "settled": (410, "The request is settled"),
     "body-too-large": (413, "The body is too large"),
-    "unsupported-media-type": (415, "The body is not application/json"),
-    "misdirected": (421, "The call was sent to another name"),
-    "invalid-request": (422, "The request cannot be taken"),
-    "id-reused": (422, "The id belongs to another body"),
-    "too-many-requests": (429, "The tenant has sent as much as it may"),
-    "overloaded": (503, "Too much waits already"),
+    "unsupported-media-type": (415, "The media type of the body is not supported"),
+    "misdirected": (421, "The host name is not one of this service"),
+    "invalid-request": (422, "The request is not valid"),
+    "id-reused": (422, "The id was used with another body"),
+    "too-many-requests": (429, "The tenant has reached a limit"),
+    "overloaded": (503, "The service is full"),
     "internal": (500, "Partway has failed"),
-    "unavailable": (503, "The database cannot be reached"),
+    "unavailable": (503, "The database is unavailable"),
 }
 
 
 @dataclass(frozen=True)
 class FieldError:
-    """One fault of a body: a JSON pointer (RFC 6901; "" is the whole) and what is wrong there."""
+    """One fault of a body: its place as a JSON pointer (RFC 6901, "" is the whole body)."""
 
     pointer: str
     detail: str
@@ -66,7 +66,7 @@ class Problem(Exception):
             self.headers["Retry-After"] = str(retry_after_seconds)
 
     def document(self) -> dict[str, Any]:
-        """The members of the problem document."""
+        """The problem document as a JSON object."""
         return {
             "type": URN + self.kind,
             "title": self.title,

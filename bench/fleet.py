@@ -105,13 +105,13 @@ class Fleet:
         return int(row[0] or 0) if row else 0
 
     def start(self, name: str, words: Sequence[str], settings: Mapping[str, object]) -> Path:
-        """Start `python -m words` with these PARTWAY_ settings; where it writes its log."""
+        """Start `partway WORDS` with these PARTWAY_ settings; where it writes its log."""
         name = f"{len(self.running)}-{name}"
         log = self.logs / f"{name}.log"
         ours = {key: value for key, value in os.environ.items() if not key.startswith("PARTWAY_")}
         told = {f"PARTWAY_{key}": str(value) for key, value in settings.items()}
         environment = {**ours, **told, "PARTWAY_DATABASE_URL": self.url}
-        command = (sys.executable, "-m", f"partway.{words[0]}", *words[1:])
+        command = (sys.executable, "-m", "partway", *words)
         self.running[name] = children.start(command, log, env=environment, cwd=TREE)
         return log
 

@@ -53,7 +53,7 @@ To look into it, or to add a worker that has the same handler:
 
   . .venv/bin/activate
   export PARTWAY_DATABASE_URL='{database_url}'
-  python -m partway.batch status
+  partway status
 
 Answers are kept here for {keep} s, not a minute. Ctrl-C ends everything."""
 
@@ -76,11 +76,11 @@ class Programs:
         self.words: dict[str, tuple[str, ...]] = {}
 
     def start(self, name: str, *arguments: str) -> None:
-        """Start `python -m …` from the tree; its log is called like it."""
+        """Start `partway …` in the tree; its log is called like it."""
         self.words[name] = arguments
         log = self.logs / f"{name}.log"
         log.unlink(missing_ok=True)
-        command = (sys.executable, "-m", f"partway.{arguments[0]}", *arguments[1:])
+        command = (sys.executable, "-m", "partway", *arguments)
         self.running[name] = children.start(
             command, log, env=self.environment, cwd=TREE, keep=(self.lock,)
         )

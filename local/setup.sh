@@ -116,10 +116,10 @@ install_python_packages() {
         quietly "Making .venv" "$python" -m venv --clear .venv ||
             fail "no virtual environment could be made"
     fi
-    extra=
-    [ "$purpose" = run ] || extra="[dev]"
+    extra=server
+    [ "$purpose" = run ] || extra=dev
     quietly "Installing Python packages (up to a minute)" \
-        .venv/bin/python -m pip install --disable-pip-version-check --editable ".$extra" ||
+        .venv/bin/python -m pip install --disable-pip-version-check --editable ".[$extra]" ||
         fail "pip could not install the Python packages"
     # What is installed for the tests is more than `make run` needs.
     cp pyproject.toml .venv/installed-for-run

@@ -263,7 +263,7 @@ class House:
             # Programs wait by the monotonic clock, which no one sets.
             env |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         self.running[name] = children.start(
-            (sys.executable, "-m", f"partway.{words[0]}", *words[1:]),
+            (sys.executable, "-m", "partway", *words),
             self.logs / f"{name}.log",
             env=env,
             cwd=ROOT,
@@ -503,7 +503,7 @@ class House:
     def audit(self) -> None:
         """Ask the batch's own audit; what it finds is wrong."""
         env = {**os.environ, "PARTWAY_DATABASE_URL": self.server.url("partway")}
-        command = (sys.executable, "-m", "partway.batch", "audit")
+        command = (sys.executable, "-m", "partway", "audit")
         asked = subprocess.run(
             command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=END_SECONDS
         )

@@ -408,7 +408,7 @@ MUTANTS = (
     Mutant(
         "H1: a POST whose caller leaves is closed",
         "app/requests/fanin.py",
-        "if not is_due and not gone():",
+        "if not is_due and not has_left():",
         "if not is_due:",
         "app/test_disconnect.py::test_a_post_whose_caller_leaves_is_abandoned_and_its_rest_never_runs",
     ),

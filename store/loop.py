@@ -20,6 +20,8 @@ def stop_on_signals() -> asyncio.Event:
     def on_signal(number: signal.Signals) -> None:
         stop.set()
         loop.remove_signal_handler(number)
+        # Otherwise a second Ctrl-C would be an exception, and the end a fault with its stack.
+        signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)

@@ -1,13 +1,12 @@
 """Settings come from the environment or a flag, and a wrong one is named before anything starts."""
 
-import argparse
 import difflib
 import os
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import Field, ValidationError, field_validator
@@ -119,44 +118,25 @@ def unknown_variables(kind: type[BaseSettings]) -> list[str]:
     return lines
 
 
-class Flags(argparse.ArgumentParser):
-    """The flags of a program; a wrong one is refused in one line, as a wrong setting is."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}\n")
-
-
 def read_settings(
-    kind: type[Settings], program: str, flags: Sequence[str] | None = None, about: str | None = None
+    kind: type[Settings], program: str, flags: Mapping[str, str | None] | None = None
 ) -> Settings:
     """The settings of a program: from its flags, else the environment, else the defaults.
 
-    Ends the process with status 2 and one line for each setting that is wrong, by its name.
-    `flags` is None for settings that have no flags, such as a URL with a password in it. `about`
-    is what --help says first.
+    Ends the process with status 2 and one line for each setting that is wrong, by its name. `flags`
+    has the value of each setting that was given as one, and None for the others. A URL with a
+    password in it has no flag: every user of a machine sees the flags of its programs.
     """
-    parser = Flags(
-        prog=f"python -m {program}",
-        allow_abbrev=False,
-        description=about,
-        epilog="The database: PARTWAY_DATABASE_URL and PARTWAY_POOL_SIZE.",
-    )
-    prefix = kind.model_config.get("env_prefix", "")
-    for name, field in kind.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            default=argparse.SUPPRESS,
-            metavar="VALUE",
-            help=f"{field.description} ({prefix}{name.upper()})".replace("%", "%%"),
-        )
-    given = vars(parser.parse_args(flags if flags is not None else []))
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
     if lines := unknown_variables(kind):
         for line in lines:
             print(f"{program}: {line}", file=sys.stderr)
         raise SystemExit(2)
     try:
-        return kind(**given)
+        # What is in there is checked here, whatever its type says.
+        return kind(**given)  # type: ignore[arg-type]
     except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
         for wrong in error.errors(include_input=False, include_url=False):
             said = wrong["msg"].removeprefix("Value error, ")
             # What is wrong about two of them together names both itself.

@@ -253,7 +253,7 @@ class Program:
             return
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"partway.{words[0]}", *words[1:]],
+                [sys.executable, "-m", "partway", *words],
                 cwd=ROOT,
                 env=environment,
                 stdout=out,
@@ -291,7 +291,7 @@ class Program:
 def run_to_the_end(
     commands: Sequence[Sequence[str]], environment: dict[str, str]
 ) -> list[tuple[int, str, str]]:
-    """How each `python -m words` of these ended: status, standard output, standard error."""
+    """How each `partway WORDS` of these ended: status, standard output, standard error."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         running = []
@@ -302,7 +302,7 @@ def run_to_the_end(
                 process = Programs.fork_server.start(words, environment, out, errors)
             else:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", f"partway.{words[0]}", *words[1:]],
+                    [sys.executable, "-m", "partway", *words],
                     cwd=ROOT,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -331,7 +331,7 @@ class Programs:
         self.clients: list[Client] = []
 
     def start(self, *words: str, url: str | None = None, **settings: object) -> Program:
-        """Start `python -m words` with these PARTWAY_ settings."""
+        """Start `partway WORDS` with these PARTWAY_ settings."""
         log = self.folder / f"{len(self.all)}-{words[0]}.log"
         program = Program(words, self.environment(url, settings), log, self.fork_server)
         self.all.append(program)

@@ -4,7 +4,7 @@
     process = server.start(["app", "--port", "8000"], environment, log)
 
 The process is like one of `subprocess`: it has its own environment, its own signals and an exit
-status, and it runs `python -m partway.app` from its first line on. `make prove` starts programs
+status, and it runs `python -m partway app` from its first line on. `make prove` starts programs
 without it.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, TextIO
 ROOT = Path(__file__).resolve().parent.parent
 
 # With them come all the modules that the programs need.
-PROGRAMS = ("partway.app.__main__", "partway.batch.__main__", "partway.worker.__main__")
+PROGRAMS = ("partway.app.command", "partway.batch.command", "partway.worker.command")
 
 
 # An environment is some thousand bytes.
@@ -89,7 +89,7 @@ class ForkServer:
         out: Path,
         errors: Path | None = None,
     ) -> Forked:
-        """Start `python -m partway.WORDS` in the checkout; it writes to `out`, or to both."""
+        """Start `python -m partway WORDS` in the checkout; it writes to `out`, or to both."""
         logs = [out, errors or out]
         for log in logs:
             log.write_bytes(b"")
@@ -190,7 +190,7 @@ def say(place: socket.socket, words: dict[str, int]) -> None:
 
 
 def become(told: dict[str, Any]) -> None:
-    """Be `python -m partway.WORDS`, with nothing left of the process that this one is a fork of."""
+    """Be `python -m partway WORDS`, with nothing left of the process that this one is a fork of."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
@@ -201,8 +201,8 @@ def become(told: dict[str, Any]) -> None:
         os.dup2(log, number)
         os.close(log)
     sys.stdout, sys.stderr = unbuffered(1), unbuffered(2)
-    sys.argv[1:] = told["words"][1:]
-    runpy.run_module(f"partway.{told['words'][0]}", run_name="__main__", alter_sys=True)
+    sys.argv[1:] = told["words"]
+    runpy.run_module("partway", run_name="__main__", alter_sys=True)
 
 
 def unbuffered(number: int) -> TextIO:
@@ -216,8 +216,6 @@ def unbuffered(number: int) -> TextIO:
 if __name__ == "__main__":
     for name in PROGRAMS:
         importlib.import_module(name)
-        # It begins anew in each fork.
-        del sys.modules[name]
     told = serve(socket.socket(fileno=int(sys.argv[1])))
     if told is not None:
         become(told)

@@ -343,7 +343,7 @@ KEY_SCHEME = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A key of the tenant's, as `python -m app keys create` shows it once.",
+        "description": "A key of the tenant's, as `partway keys create` shows it once.",
     }
 }
 WITHOUT_A_KEY: dict[str, Any] = {"security": []}

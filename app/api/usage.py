@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from partway.app.problems import Problem
 from partway.app.requests.submission import PUBLIC_ID
 from partway.store.database import Database, Row
+from partway.store.times import point_in_time
 
 # How many records are in memory at once.
 PAGE = 1000
@@ -71,8 +72,8 @@ async def read_period(db: Database, tenant: str, since: str | None, until: str |
     if tenant != EVERYBODY and PUBLIC_ID.fullmatch(tenant) is None:
         raise Problem("invalid-request", f"tenant must be the name of one, or {EVERYBODY} for all.")
     month = (await db.read(THIS_MONTH))[0]
-    began = month["began"] if since is None else point_in_time("from", since)
-    ended = month["now"] if until is None else point_in_time("to", until)
+    began = month["began"] if since is None else read_time("from", since)
+    ended = month["now"] if until is None else read_time("to", until)
     if began > ended:
         # Exchanged by mistake they would look like a month in which nothing is to be paid.
         raise Problem(
@@ -82,12 +83,11 @@ async def read_period(db: Database, tenant: str, since: str | None, until: str |
     return Period(tenant, began, ended)
 
 
-def point_in_time(name: str, text: str) -> datetime:
-    """A date or a time as the database keeps it, UTC where it does not say; Problem 422 if none."""
+def read_time(name: str, text: str) -> datetime:
+    """The time of this name as the database keeps it; Problem 422 when it is none."""
     try:
-        given = datetime.fromisoformat(text)
-        return given.astimezone(UTC).replace(tzinfo=None) if given.tzinfo else given
-    except (ValueError, OverflowError):
+        return point_in_time(text)
+    except ValueError:
         raise Problem(
             "invalid-request",
             f"{name} must be a date such as 2026-12-01 or a time such as 2026-12-01T09:30:00Z, "

@@ -1,1 +1,1 @@
-"""A request from its text to its answer, without a word of HTTP."""
+"""A request is split, stored, waited for, closed and answered here, without HTTP."""

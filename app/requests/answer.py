@@ -1,4 +1,4 @@
-"""The answer is read from the rows, in the same way by whoever closed, joined or only asks."""
+"""Every caller of a request gets its answer from the same rows, read in the same way."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from partway.store.database import Database, Unavailable, expand_lists
 
 @dataclass(frozen=True)
 class Request:
-    """A request as its row says; `ends_at` is its deadline on this process's monotonic clock."""
+    """The row of a request; `ends_at` is its deadline on the monotonic clock of this process."""
 
     id: int
     public_id: str
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """A segment that is done or failed, and so never changes again."""
+    """A segment that is done or failed. It never changes again."""
 
     index_no: int
     status: Literal["done", "failed"]
@@ -56,7 +56,7 @@ class SegmentAnswer(BaseModel):
 
 
 def to_segment_answer(segment: Finished) -> SegmentAnswer:
-    """What is answered of a segment that is done or failed."""
+    """The part of the answer for a segment that is done or failed."""
     is_done = segment.status == "done"
     return SegmentAnswer(
         index=segment.index_no,
@@ -68,7 +68,7 @@ def to_segment_answer(segment: Finished) -> SegmentAnswer:
 
 
 class Counts(BaseModel):
-    """How many segments ended in which way; while the request runs, the rest is still to come."""
+    """How many segments ended in each way. While the request runs, the sum is less than `total`."""
 
     total: int
     done: int
@@ -78,17 +78,17 @@ class Counts(BaseModel):
 
 
 class Usage(BaseModel):
-    """What is metered, in Unicode code points of the done segments and their results."""
+    """What is metered: the done segments, and their texts and results in Unicode code points."""
 
     segments: int
     input_characters: int
     output_characters: int
     billed: bool = Field(description="False for an abandoned request: no answer, no charge.")
-    final: bool = Field(description="Whether these figures can no longer change.")
+    final: bool = Field(description="True when these figures can no longer change.")
 
 
 class Answer(BaseModel):
-    """What is there of a request."""
+    """The state of a request, with the results that it has."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
@@ -114,7 +114,7 @@ WHERE  tenant = %s
 
 
 async def read_request(db: Database, tenant: str, public_id: str) -> Request | None:
-    """The tenant's request of this id, read without a lock; None when there is none (any more)."""
+    """The tenant's request of this id, read without a lock; None when there is no row."""
     rows = await db.read(READ_REQUEST, (tenant, public_id))
     if not rows:
         return None
@@ -124,15 +124,16 @@ async def read_request(db: Database, tenant: str, public_id: str) -> Request | N
 
 
 async def is_known(db: Database, tenant: str, public_id: str) -> bool:
-    """Whether the tenant's request of this id is there, or was and is metered."""
+    """Whether the tenant has a request of this id, stored or settled."""
     return (
         await read_request(db, tenant, public_id) is not None
         or await find_metered(db, tenant, public_id) is not None
     )
 
 
-# The request and its finished segments in one statement: one round trip, one view of both. Only the
-# rows not seen yet, since reading every result at each look costs five times as much.
+# The request and its finished segments in one statement, so both are read at the same moment and in
+# one round trip. Rows that were read before are left out: to read all results at each poll costs
+# five times as much.
 NEWLY_FINISHED = """
 SELECT r.status AS request_status,
        s.index_no, s.status, s.result, s.error, s.attempts,
@@ -145,26 +146,26 @@ LEFT   JOIN segments s
 WHERE  r.id = %s
 """
 
-# No segment has this number, and an empty list is no SQL.
+# The list stands in for an empty one, which SQL does not allow. No segment has this index.
 NO_INDEX = 4_294_967_295
 
 
 async def read_newly_finished(
-    db: Database, request_id: int, seen: Collection[int]
+    db: Database, request_id: int, known: Collection[int]
 ) -> tuple[str | None, dict[int, Finished]]:
-    """The status of a request, and its finished segments that are not in `seen`, by index.
+    """The status of a request, and its finished segments whose index is not in `known`.
 
-    The status is None when the request is settled and gone.
+    The status is None when the request is settled and deleted.
     """
-    known = sorted(seen) or [NO_INDEX]
-    rows = await db.read(expand_lists(NEWLY_FINISHED, len(known)), (*known, request_id))
+    left_out = sorted(known) or [NO_INDEX]
+    rows = await db.read(expand_lists(NEWLY_FINISHED, len(left_out)), (*left_out, request_id))
     status = rows[0]["request_status"] if rows else None
-    fresh = {}
+    finished = {}
     for row in rows:
         del row["request_status"]
         if row["index_no"] is not None:
-            fresh[row["index_no"]] = Finished(**row)
-    return status, fresh
+            finished[row["index_no"]] = Finished(**row)
+    return status, finished
 
 
 PROCESSING = """
@@ -176,12 +177,12 @@ WHERE  request_id = %s
 
 
 async def read_processing(db: Database, request_id: int) -> set[int]:
-    """The segments of a request that run now, or were left by a worker that died."""
+    """The indexes of the segments that run now, or were left by a worker that died."""
     rows = await db.read(PROCESSING, (request_id,))
     return {row["index_no"] for row in rows}
 
 
-# What somebody has seen who has not looked yet.
+# For a caller that has read no segment before.
 NONE_READ: Mapping[int, Finished] = MappingProxyType({})
 
 SOURCES = """
@@ -192,61 +193,65 @@ WHERE  request_id = %s
 """
 
 
-async def read_sources(db: Database, request_id: int, wanted: Sequence[int]) -> dict[int, str]:
-    """The sources of these segments, by index; fewer when the request is settled and gone."""
-    if not wanted:
+async def read_sources(db: Database, request_id: int, indexes: Sequence[int]) -> dict[int, str]:
+    """The sources of these segments, by index; fewer when the request is settled and deleted."""
+    if not indexes:
         return {}
-    rows = await db.read(expand_lists(SOURCES, len(wanted)), (request_id, *wanted))
+    rows = await db.read(expand_lists(SOURCES, len(indexes)), (request_id, *indexes))
     return {row["index_no"]: row["source"] for row in rows}
 
 
-# A database that is silent must not hold a call much longer than one that is away; the largest
-# answers take seconds.
+# The largest answers take seconds to read. A database that does not reply must not hold a call
+# much longer than one that refuses connections.
 READ_SECONDS = 5.0
 
 
 async def read_answer(
-    db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished] = NONE_READ
+    db: Database, tenant: str, public_id: str, known: Mapping[int, Finished] = NONE_READ
 ) -> Answer | None:
-    """What is there now; None when the tenant never had this id. Raises Settled.
+    """The answer as it is now; None when the tenant has no request of this id. Raises Settled.
 
-    `seen` holds the finished segments that the caller of this function has read already: each
-    result crosses the wire once. Raises Unavailable when the rows cannot be had in READ_SECONDS.
+    `known` holds the finished segments that were read before, so that each result is sent by the
+    database once. Raises Unavailable when the rows cannot be read in READ_SECONDS.
     """
     try:
         async with asyncio.timeout(READ_SECONDS):
-            return await _read_answer(db, tenant, public_id, seen)
+            request = await read_request(db, tenant, public_id)
+            answer = await _read_rows(db, request, known) if request is not None else None
+            if answer is not None:
+                return answer
+            # The rows are deleted, perhaps between two reads. Then there is a record.
+            metered = await find_metered(db, tenant, public_id)
     except TimeoutError as error:
         raise Unavailable("the database does not answer in time") from error
-
-
-async def _read_answer(
-    db: Database, tenant: str, public_id: str, seen: Mapping[int, Finished]
-) -> Answer | None:
-    request = await read_request(db, tenant, public_id)
-    if request is not None:
-        processing: set[int] = set()
-        if request.status != "completed":
-            # Before the results, never after: what is written back in between would be in neither,
-            # and figures without it be called final.
-            processing = await read_processing(db, request.id)
-        status, fresh = await read_newly_finished(db, request.id, seen)
-        finished = {**seen, **fresh}
-        processing -= finished.keys()
-        named = {i for i, letter in enumerate(request.outcome or "") if letter in "df"}
-        if status is not None and named <= finished.keys():
-            wanted: list[int] = []
-            if request.on_missing == "source" and request.separators is not None:
-                said = segment_statuses(request, finished, processing)
-                wanted = [i for i, word in enumerate(said) if word != "done"]
-            sources = await read_sources(db, request.id, wanted)
-            if len(sources) == len(wanted):
-                return build_answer(request, finished, processing, sources)
-    # Gone, or going between the reads: then there is a record, and it is the last word.
-    metered = await find_metered(db, tenant, public_id)
     if metered is not None:
         raise Settled(metered)
     return None
+
+
+async def _read_rows(
+    db: Database, request: Request, known: Mapping[int, Finished]
+) -> Answer | None:
+    """The answer that the rows of a request give; None when rows were deleted meanwhile."""
+    processing: set[int] = set()
+    if request.status != "completed":
+        # This read must come before that of the results. In the other order a segment that is
+        # written back in between would be in neither, and the figures would be called final.
+        processing = await read_processing(db, request.id)
+    status, newly_finished = await read_newly_finished(db, request.id, known)
+    finished = {**known, **newly_finished}
+    processing -= finished.keys()
+    in_outcome = {i for i, letter in enumerate(request.outcome or "") if letter in "df"}
+    if status is None or not in_outcome <= finished.keys():
+        return None
+    missing: list[int] = []
+    if request.on_missing == "source" and request.separators is not None:
+        statuses = segment_statuses(request, finished, processing)
+        missing = [i for i, status in enumerate(statuses) if status != "done"]
+    sources = await read_sources(db, request.id, missing)
+    if len(sources) != len(missing):
+        return None
+    return build_answer(request, finished, processing, sources)
 
 
 SegmentStatus = Literal["pending", "processing", "done", "failed", "timed_out", "cancelled"]
@@ -255,10 +260,10 @@ SegmentStatus = Literal["pending", "processing", "done", "failed", "timed_out", 
 def segment_statuses(
     request: Request, finished: Mapping[int, Finished], processing: Collection[int]
 ) -> list[SegmentStatus]:
-    """What the answer says of each segment, in document order.
+    """The status of each segment in the answer, in document order.
 
-    Of a completed request only the outcome counts. What ran when it was cancelled or abandoned may
-    still have become done, and is then answered and metered.
+    For a completed request only the outcome counts. A segment that was running when its request was
+    cancelled or abandoned can still become done; then it is answered and metered.
     """
     if request.outcome is None:
         return [
@@ -285,66 +290,66 @@ def build_answer(
     processing: Collection[int],
     sources: Mapping[int, str],
 ) -> Answer:
-    """The answer that these rows make; the same rows always make the same bytes.
+    """The answer that these rows give; the same rows always give the same bytes.
 
-    `sources` holds the sources of what is not done, where on_missing asks for them.
+    `sources` holds the sources of the segments that are not done, if on_missing is `source`.
     """
-    said = segment_statuses(request, finished, processing)
-    done = [finished[i] for i, word in enumerate(said) if word == "done"]
+    statuses = segment_statuses(request, finished, processing)
+    done = [finished[i] for i, status in enumerate(statuses) if status == "done"]
     parts: list[str | None] = [
         finished[i].result
-        if word == "done"
+        if status == "done"
         else ""
         if request.on_missing == "omit"
         else sources.get(i)
-        for i, word in enumerate(said)
+        for i, status in enumerate(statuses)
     ]
-    stragglers = [
+    in_flight = [
         i for i, letter in enumerate(request.outcome or "") if letter == "r" and i in processing
     ]
     return Answer(
         id=request.public_id,
-        status=status(request, said),
+        status=answer_status(request, statuses),
         created_at=request.created_at.replace(tzinfo=UTC),
         deadline_at=request.deadline.replace(tzinfo=UTC),
         finished_at=request.closed_at and request.closed_at.replace(tzinfo=UTC),
         counts=Counts(
             total=request.segments,
             done=len(done),
-            failed=said.count("failed"),
-            timed_out=said.count("timed_out"),
-            cancelled=said.count("cancelled"),
+            failed=statuses.count("failed"),
+            timed_out=statuses.count("timed_out"),
+            cancelled=statuses.count("cancelled"),
         ),
         usage=Usage(
             segments=len(done),
             input_characters=sum(segment.input_characters for segment in done),
             output_characters=sum(len(segment.result or "") for segment in done),
             billed=request.status != "abandoned",
-            final=request.outcome is not None and (request.status == "completed" or not stragglers),
+            final=request.outcome is not None and (request.status == "completed" or not in_flight),
         ),
         document=join_document(request.separators, parts),
         segments=[
             to_segment_answer(finished[i])
-            if word in ("done", "failed")
-            else SegmentAnswer(index=i, status=word)
-            for i, word in enumerate(said)
+            if status in ("done", "failed")
+            else SegmentAnswer(index=i, status=status)
+            for i, status in enumerate(statuses)
         ],
     )
 
 
-def status(
-    request: Request, said: list[SegmentStatus]
+def answer_status(
+    request: Request, statuses: list[SegmentStatus]
 ) -> Literal["running", "completed", "partial", "cancelled", "abandoned"]:
-    """The word for the whole: a completed request of which something is missing is partial."""
+    """The status of the answer: `partial` for a completed request with a segment not done."""
     if request.status == "active":
         return "running"
     if request.status == "completed":
-        return "completed" if all(word == "done" for word in said) else "partial"
+        return "completed" if all(status == "done" for status in statuses) else "partial"
     return request.status
 
 
 def join_document(separators: str | None, parts: list[str | None]) -> str | None:
-    """The document with its white space; None when a part is missing or there was no document."""
+    """The document with its separators; None when a part is missing or no document was sent."""
     if separators is None or None in parts:
         return None
     first, *rest = json.loads(separators)

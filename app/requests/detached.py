@@ -1,4 +1,4 @@
-"""A caller that will come back for its answer has somebody here who sees to its end."""
+"""A request must be closed at its deadline even if no call waits for it, so a task waits here."""
 
 import asyncio
 import logging
@@ -13,10 +13,10 @@ log = logging.getLogger("partway.app")
 
 
 class DetachedRequests:
-    """The requests that go on without a call; a class, since their tasks outlive the calls.
+    """The requests of this node that run without a call; it holds a task for each.
 
-    Without it a request that nobody asks for by its deadline would be closed by the batch, as one
-    that was answered to nobody and is not billed.
+    If no node waits for a request, the batch closes it after its deadline: as abandoned, which is
+    not billed.
     """
 
     def __init__(self, db: Database, watch: Watch) -> None:
@@ -25,7 +25,7 @@ class DetachedRequests:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def track(self, request: Request) -> None:
-        """Close the request when it is due, unless somebody else does; nothing comes back."""
+        """Start a task that closes the request at its deadline, unless it is final by then."""
         if request.id not in self._tasks:
             self._tasks[request.id] = asyncio.create_task(self._close_when_due(request))
 
@@ -33,19 +33,20 @@ class DetachedRequests:
         try:
             await wait_until_final(self._db, self._watch, request, lambda: request.ends_at)
         except Unavailable:
-            # Nobody is here to be told. Whoever asks for it next closes it, on whichever node.
+            # No caller waits. The node that is asked for the request next closes it.
             log.warning(
-                "due while the database was away",
+                "request not closed at its deadline: the database is unavailable",
                 extra={"request_id": request.public_id, "request_no": request.id},
             )
         finally:
             del self._tasks[request.id]
 
     async def hand_over(self, stops_at: float) -> None:
-        """Come back when all have ended, or at `stops_at`; what is left then stays as it is.
+        """Wait until all these requests are final, or until `stops_at`, and stop the tasks.
 
-        Its workers go on, and whoever asks for it next, on whichever node, closes it when it is
-        due. To close it here and now would take from its caller what could still be done.
+        A request that is still active stays active: the workers continue, and the node that is
+        asked for it next closes it when it is due. If this node closed it now, its caller would
+        lose what can still become done.
         """
         tasks = list(self._tasks.values())
         if tasks:

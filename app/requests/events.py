@@ -1,12 +1,13 @@
-"""People watch an answer grow, so whoever asks is told event by event, and misses none.
+"""A caller can read the answer while it grows: as server-sent events, of which it misses none.
 
     event: accepted   data {"id", "deadline_at", "total"}         id: 0:
     event: segment    data: one segment that is done or failed    id: 3:0-1,5
-    event: working    data {"indexes"}: those that run now, when that has changed
+    event: working    data {"indexes"}: those that run now, sent when they change
     event: end        data: the whole answer                      id: 101:end
 
-An id says how many segments its reader has and which, so that any node can go on from there. What
-becomes done at the very instant of a close may be told and still be too late: `end` has the answer.
+The id of an event says how many segments its reader has, and which. So any node can resume the
+stream after it. A segment that becomes done at the moment of the close may be sent as an event and
+still be too late for the answer; the event `end` holds the answer.
 """
 
 import asyncio
@@ -38,24 +39,24 @@ from partway.store.loop import wait_for_any
 
 EVENTS = "text/event-stream"
 
-# Shorter than what any proxy takes for a silent, dead connection.
+# Proxies close a connection that is silent for longer.
 PING_SECONDS = 15.0
 PING = b": ping\n\n"
 
-# A stream asks so often whether its node stops, also while nothing can be read that would wake it.
+# A stream without news checks at this interval whether its node stops.
 PAUSE_SECONDS = 2.0
 
 
 class Accepted(BaseModel):
-    """The request is stored; a reader whose stream breaks can come back for the rest."""
+    """The request is stored. A reader whose stream breaks can resume it."""
 
     id: str
     deadline_at: datetime
-    total: int = Field(description="How many segments it has.")
+    total: int = Field(description="How many segments the request has.")
 
 
 class Working(BaseModel):
-    """Which segments run now."""
+    """The segments that run now."""
 
     indexes: list[int]
 
@@ -66,81 +67,82 @@ EVENT_ID = re.compile(f"([0-9]{{1,9}}):(end|(?:{RANGE}(?:,{RANGE})*)?)")
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How far the reader of a stream has come; `ranges` name the segments that it has."""
+    """What the reader of a stream has: the segments in `ranges`, and perhaps the event `end`."""
 
     count: int
     ranges: tuple[tuple[int, int], ...]
     is_end: bool
 
     def indexes(self, total: int) -> set[int]:
-        """The segments of a request of `total` that the reader has; Problem 422 for an id of none.
+        """The segments that the reader has, of a request with `total` segments.
 
-        The ranges are written out only here: an id may claim a thousand million segments.
+        Raises Problem 422 when no event of the request has this position. The ranges are expanded
+        only here, after that check: an id may name a thousand million segments.
         """
-        is_one = self.count == total + 1 if self.is_end else last_of(self.ranges) < total
-        if not is_one:
+        is_possible = self.count == total + 1 if self.is_end else last_index(self.ranges) < total
+        if not is_possible:
             raise unknown_position()
         return {index for first, last in self.ranges for index in range(first, last + 1)}
 
 
 def read_position(event_id: str | None) -> StreamPosition | None:
-    """The place in a Last-Event-ID; None when there is none yet. Problem 422 for no id of ours."""
+    """The position that a Last-Event-ID names; None without one. Problem 422 when it is no id."""
     if not event_id:
         return None
-    found = EVENT_ID.fullmatch(event_id)
-    if found is None:
+    match = EVENT_ID.fullmatch(event_id)
+    if match is None:
         raise unknown_position()
-    count, said = int(found[1]), found[2]
-    if said == "end":
+    count, indexes = int(match[1]), match[2]
+    if indexes == "end":
         return StreamPosition(count, (), True)
-    pairs = [part.partition("-") for part in filter(None, said.split(","))]
+    pairs = [part.partition("-") for part in filter(None, indexes.split(","))]
     ranges = tuple((int(first), int(last or first)) for first, _, last in pairs)
-    before = -1
+    previous = -1
     for first, last in ranges:
-        if not before < first <= last:
+        if not previous < first <= last:
             raise unknown_position()
-        before = last
+        previous = last
     if count != sum(last - first + 1 for first, last in ranges):
         raise unknown_position()
     return StreamPosition(count, ranges, False)
 
 
-def last_of(ranges: tuple[tuple[int, int], ...]) -> int:
+def last_index(ranges: tuple[tuple[int, int], ...]) -> int:
     """The last index in the ranges; -1 when there is none."""
     return ranges[-1][1] if ranges else -1
 
 
 def unknown_position() -> Problem:
-    """The problem of a Last-Event-ID that no event of the request has."""
+    """The problem for a Last-Event-ID that no event of the request has."""
     return Problem("invalid-request", "Last-Event-ID is not the id of an event of this request.")
 
 
-def event_id(had: Collection[int]) -> str:
+def event_id(indexes: Collection[int]) -> str:
     """The id of an event after which its reader has these segments."""
     ranges: list[list[int]] = []
-    for index in sorted(had):
+    for index in sorted(indexes):
         if ranges and ranges[-1][1] == index - 1:
             ranges[-1][1] = index
         else:
             ranges.append([index, index])
-    said = (f"{first}-{last}" if first < last else f"{first}" for first, last in ranges)
-    return f"{len(had)}:{','.join(said)}"
+    parts = (f"{first}-{last}" if first < last else f"{first}" for first, last in ranges)
+    return f"{len(indexes)}:{','.join(parts)}"
 
 
-def format_event(name: str, said: BaseModel, id: str | None = None) -> bytes:
-    """An event as it goes over the wire; JSON has no line ends, so its data is one line.
+def format_event(name: str, content: BaseModel, id: str | None = None) -> bytes:
+    """An event in its wire format. JSON has no line ends, so the data is one line.
 
-    Not by the framework: it would write an answer anew for each reader, and is known to the door
-    only.
+    FastAPI is not used for it: it would serialize an answer again for each reader, and this floor
+    does not know HTTP.
     """
     head = f"event: {name}\n" if id is None else f"event: {name}\nid: {id}\n"
-    return f"{head}data: {said.model_dump_json()}\n\n".encode()
+    return f"{head}data: {content.model_dump_json()}\n\n".encode()
 
 
 class RequestSubscription:
-    """What this node has read of a request; a class, since all who watch it share it.
+    """What this node has read of a request, shared by all streams of the request.
 
-    None of them makes it grow: each keeps which segments it has told, and takes the rest from here.
+    Only the task `following` changes it. Each stream remembers which segments it has sent.
     """
 
     def __init__(self, request: Request) -> None:
@@ -154,33 +156,34 @@ class RequestSubscription:
         self.watchers = 0
         self.following: asyncio.Task[None]
 
-    def tell(self) -> None:
-        """Wake whoever waits for news; nothing comes back."""
+    def notify(self) -> None:
+        """Wake the streams that wait for news."""
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def lacking(self, had: Collection[int]) -> list[SegmentAnswer]:
-        """The finished segments that a reader does not have yet, in document order.
+    def finished_except(self, sent: Collection[int]) -> list[SegmentAnswer]:
+        """The finished segments that are not in `sent`, in document order.
 
-        Once there is an answer it decides: what became done after the close is none of it.
+        As soon as there is an answer, they come from the answer: a segment that became done after
+        the close does not belong to it.
         """
         if self.answer is not None:
             return [
                 segment
                 for segment in self.answer.segments
-                if segment.status in ("done", "failed") and segment.index not in had
+                if segment.status in ("done", "failed") and segment.index not in sent
             ]
-        return [to_segment_answer(self.finished[i]) for i in sorted(self.finished.keys() - had)]
+        return [to_segment_answer(self.finished[i]) for i in sorted(self.finished.keys() - sent)]
 
     def is_stale(self) -> bool:
-        """Whether a newcomer needs another: this one has failed, or its figures were not final."""
+        """Whether a new stream needs a new one: this one failed, or its figures were not final."""
         return self.is_over and (self.answer is None or not self.answer.usage.final)
 
 
 class RequestSubscriptions:
-    """The requests that are watched on this node, each followed once however many watch it.
+    """The requests that are streamed by this node; each is read once for all of its streams.
 
-    Following one is also seeing to its end: it is closed at its deadline by whichever node watches.
+    A request that is streamed is also closed at its deadline.
     """
 
     def __init__(self, db: Database, watch: Watch) -> None:
@@ -190,7 +193,7 @@ class RequestSubscriptions:
 
     @contextlib.contextmanager
     def watching(self, tenant: str, request: Request) -> Iterator[RequestSubscription]:
-        """The subscription of a request; its rows are read for as long as any such block lasts."""
+        """The subscription of a request; its rows are read until the last such block ends."""
         subscription = self._subscriptions.get(request.id)
         if subscription is None or subscription.is_stale():
             subscription = self._subscriptions[request.id] = RequestSubscription(request)
@@ -202,78 +205,80 @@ class RequestSubscriptions:
             subscription.watchers -= 1
             if not subscription.watchers:
                 subscription.following.cancel()
-                # A newcomer may have put another in the place of a stale one.
+                # A new stream may have replaced this subscription, if it was stale.
                 if self._subscriptions.get(request.id) is subscription:
                     del self._subscriptions[request.id]
 
     async def _follow(self, tenant: str, subscription: RequestSubscription) -> None:
-        """Read what is new at each look until the request is final, and then the answer."""
+        """Read the new segments after each poll until the request is final, then the answer."""
         request = subscription.request
         try:
             if request.status == "active":
                 ends_at = request.ends_at
                 async for progress in polls(self._db, self._watch, request, lambda: ends_at):
                     await self._read(subscription, progress)
-            # What was read already crosses the wire no second time.
+            # Results that were read before are not read again.
             answer = await read_answer(self._db, tenant, request.public_id, subscription.finished)
             if answer is not None:
                 subscription.end = format_event("end", answer, f"{request.segments + 1}:end")
                 subscription.answer = answer
         except (Unavailable, Settled):
-            # The streams end without their `end`: a reader that comes back is told why.
+            # The streams end without the event `end`. A reader that reconnects gets the reason.
             return
         finally:
             subscription.is_over = True
-            subscription.tell()
+            subscription.notify()
 
     async def _read(self, subscription: RequestSubscription, progress: Progress) -> None:
-        """Take in what is new; what cannot be read now is read at a later look."""
+        """Add the new segments to the subscription; after a failure the next poll adds them."""
         request = subscription.request
         left = request.ends_at - time.monotonic()
         if left <= 0:
             return
-        # Nothing may be in the way of the close; the answer will say what is missed here.
+        # No read may delay the close. The answer holds what is not read here.
         with contextlib.suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(left):
-                # Before the results: what is written back in between must not be in neither.
+                # This read must come before that of the results. In the other order a segment that
+                # is written back in between would be in neither.
                 working = await read_processing(self._db, request.id)
                 if progress.finished > len(subscription.finished):
-                    status, fresh = await read_newly_finished(
+                    status, newly_finished = await read_newly_finished(
                         self._db, request.id, subscription.finished
                     )
-                    # What a row said beside a close may be too late for the answer.
-                    if status == "active" and fresh:
-                        subscription.finished |= fresh
-                        subscription.tell()
+                    # Rows that were read after the close may be too late for the answer.
+                    if status == "active" and newly_finished:
+                        subscription.finished |= newly_finished
+                        subscription.notify()
                 working -= subscription.finished.keys()
                 if working != subscription.working:
                     subscription.working = frozenset(working)
-                    subscription.tell()
+                    subscription.notify()
 
 
 async def stream(
-    subscription: RequestSubscription, has: set[int] | None, stops_at: Callable[[], float]
+    subscription: RequestSubscription, known: set[int] | None, stops_at: Callable[[], float]
 ) -> AsyncIterator[bytes]:
-    """The events that a reader lacks who has these segments, with pings, until `stops_at()`.
+    """The events that a reader lacks, with pings, until `stops_at()`.
 
-    None for one who has nothing yet. It ends without an `end` when the node stops, or the database
-    was away when the request was due: the request goes on, and the reader on another node.
+    `known` holds the segments that the reader has; None when it has read no event. The stream ends
+    without the event `end` when the node stops, or when the database was unavailable at the
+    deadline. The request then continues, and its reader can resume on another node.
     """
     request = subscription.request
-    had = set() if has is None else has
+    sent = set() if known is None else known
     working: frozenset[int] = frozenset()
-    if has is None:
+    if known is None:
         deadline_at = request.deadline.replace(tzinfo=UTC)
         accepted = Accepted(id=request.public_id, deadline_at=deadline_at, total=request.segments)
-        yield format_event("accepted", accepted, event_id(had))
+        yield format_event("accepted", accepted, event_id(sent))
     silent_since = time.monotonic()
     while time.monotonic() < stops_at():
         changed = subscription.changed
-        for segment in subscription.lacking(had):
-            had.add(segment.index)
-            yield format_event("segment", segment, event_id(had))
+        for segment in subscription.finished_except(sent):
+            sent.add(segment.index)
+            yield format_event("segment", segment, event_id(sent))
             silent_since = time.monotonic()
-        # Not what has come while a slow reader was told of the rest: that goes before the end.
+        # If news came while a slow reader took these events, it is sent before the end.
         if subscription.is_over and not changed.is_set():
             if subscription.end:
                 yield subscription.end

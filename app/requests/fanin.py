@@ -1,4 +1,4 @@
-"""Somebody must wait for the segments, and the table is the only place to ask."""
+"""A node waits for the segments of a request by polling its rows, and closes it at its deadline."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from partway.app.requests.watch import Progress, Watch
 from partway.store.close import close
 from partway.store.database import Database, Unavailable
 
-# How much later than its deadline a caller may hear that the database is away.
+# How long after its deadline a caller may wait until it hears that the database is unavailable.
 LATE_SECONDS = 1.0
 
 NOT_POLLED = Progress("active", 0)
@@ -24,7 +24,7 @@ WHERE  id = %s
 
 
 async def is_active(db: Database, request_id: int) -> bool:
-    """Whether the request is still to be closed, read without a lock; False when it is gone."""
+    """Whether the request is active, read without a lock; False when it is deleted."""
     rows = await db.read(STATUS, (request_id,))
     return bool(rows) and rows[0]["status"] == "active"
 
@@ -35,8 +35,19 @@ def is_due(request: Request) -> bool:
 
 
 def never_disconnects() -> bool:
-    """False: nobody's leaving ends the request."""
+    """False, for a request that goes on when its caller disconnects."""
     return False
+
+
+async def close_if_due(db: Database, request: Request, finished: int | None = None) -> bool:
+    """Close an active request that is due, for a node that died; True when it was due.
+
+    It is due after its deadline, or when all of its segments are finished.
+    """
+    if request.status != "active" or not (is_due(request) or finished == request.segments):
+        return False
+    await close(db, request.id, "completed")
+    return True
 
 
 async def polls(
@@ -44,14 +55,14 @@ async def polls(
     watch: Watch,
     request: Request,
     ends_at: Callable[[], float],
-    gone: Callable[[], bool] = never_disconnects,
+    has_left: Callable[[], bool] = never_disconnects,
 ) -> AsyncGenerator[Progress, None]:
-    """Each look at a request until it is final, closing it when nobody else does.
+    """The result of each poll of a request until it is final; it is closed here if need be.
 
-    It is closed as completed when every segment is finished or `ends_at()` has passed (asked again
-    at each look, since a node that stops ends sooner), and as abandoned when `gone()` says that the
-    caller has left. Nothing is held while waiting. Raises Unavailable when the database is away at
-    the end.
+    It is closed as completed when all of its segments are finished or `ends_at()` has passed. That
+    is asked at each poll, since a node that stops ends its calls earlier. It is closed as abandoned
+    when `has_left()` says that the caller has disconnected. While this waits, it holds no lock and
+    no connection. Raises Unavailable when the database is unavailable at the end.
     """
     while True:
         progress = NOT_POLLED
@@ -65,12 +76,12 @@ async def polls(
         yield progress
         left = ends_at() - time.monotonic()
         is_due = progress.finished == request.segments or left <= 0
-        if not is_due and not gone():
+        if not is_due and not has_left():
             continue
         try:
             async with asyncio.timeout(max(left, 0) + LATE_SECONDS):
-                # What finished in time needs no last look, for the close reads the rows itself.
-                # But a node that slept may find its request closed, and settlement at it.
+                # No last poll is needed, since the close itself reads the rows. But a node that was
+                # paused may find its request closed and locked by a settlement, so it reads first.
                 if not is_due:
                     await close(db, request.id, "abandoned")
                 elif progress is not NOT_POLLED or await is_active(db, request.id):
@@ -78,7 +89,9 @@ async def polls(
                 return
         except (Unavailable, TimeoutError) as error:
             if ends_at() <= time.monotonic():
-                raise Unavailable("the database is away; the request goes on without it") from error
+                raise Unavailable(
+                    "the database is unavailable; the request continues without it"
+                ) from error
 
 
 async def wait_until_final(
@@ -86,8 +99,8 @@ async def wait_until_final(
     watch: Watch,
     request: Request,
     ends_at: Callable[[], float],
-    gone: Callable[[], bool] = never_disconnects,
+    has_left: Callable[[], bool] = never_disconnects,
 ) -> None:
-    """Wait for a request to become final, as `looks` says; nothing comes back."""
-    async for _ in polls(db, watch, request, ends_at, gone):
+    """Wait until the request is final, and close it if need be, in the same way as `polls`."""
+    async for _ in polls(db, watch, request, ends_at, has_left):
         pass

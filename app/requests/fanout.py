@@ -1,4 +1,4 @@
-"""A request becomes its segments in one transaction, so that no worker sees half of it."""
+"""A request and its segments are stored in one transaction, so that no worker sees half of it."""
 
 import json
 
@@ -21,8 +21,7 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s,
         NOW(6) + INTERVAL %s MICROSECOND)
 """
 
-# Blank segments that a caller sent among others have nothing to compute: they are done from the
-# start, and no handler ever meets them.
+# A blank segment needs no computation. It is stored as done, and no handler gets it.
 INSERT_SEGMENTS = """
 INSERT INTO segments (request_id, index_no, status, source, result)
 VALUES (%s, %s, %s, %s, %s)
@@ -37,9 +36,9 @@ async def submit(
     waited_seconds: float,
     traceparent: str | None = None,
 ) -> bool:
-    """True when the request is stored; False when its id is there already (find it and compare).
+    """True when this call stored the request; False when its id exists already.
 
-    The deadline counts from when the call came in, `waited_seconds` ago. Raises Settled, and
+    The call arrived `waited_seconds` ago, and the deadline counts from then. Raises Settled, and
     Unavailable when another node holds the same id in a transaction that does not end.
     """
     waited = int(waited_seconds * 1_000_000)
@@ -61,8 +60,8 @@ async def submit(
                 ),
             )
             request_id = cursor.lastrowid
-            # After the insert, never before: an insert that waited for settlement to delete the
-            # same id would succeed on a look that is older than the record.
+            # This read must come after the insert. An insert may have to wait until a settlement
+            # has deleted the same id. Then a read from before the insert would not find the record.
             metered = await find_metered(cursor, tenant, new.public_id)
             if metered is not None:
                 raise Settled(metered)
@@ -76,7 +75,7 @@ async def submit(
                 ],
             )
     except IntegrityError as error:
-        # Our own commit, if its reply was lost, or another call with the same id: both join it.
+        # Another call stored the same id, or this call did and the reply to its commit was lost.
         if error_number(error) == DUPLICATE:
             return False
         raise

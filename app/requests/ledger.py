@@ -1,4 +1,4 @@
-"""A settled id never comes back to life: its callers are told what was metered."""
+"""A settled request never runs again: a caller that sends its id gets what was metered."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ class Metered:
 
 
 class Settled(Exception):
-    """The id belongs to a request that was metered and deleted."""
+    """Raised when the id belongs to a request that was metered and deleted."""
 
     def __init__(self, metered: Metered) -> None:
         super().__init__(metered)
@@ -39,7 +39,7 @@ WHERE  tenant = %s
 async def find_metered(
     db: Database | aiomysql.DictCursor, tenant: str, public_id: str
 ) -> Metered | None:
-    """What was metered for this id, read alone or inside a transaction; None when nothing was."""
+    """The record of this id; None when there is none. `db` may be a cursor in a transaction."""
     if isinstance(db, Database):
         rows = await db.read(FIND_METERED, (tenant, public_id))
     else:

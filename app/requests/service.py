@@ -15,7 +15,7 @@ from partway.app.requests.allowance import charge, refund
 from partway.app.requests.answer import Answer, Request, is_known, read_answer, read_request
 from partway.app.requests.detached import DetachedRequests
 from partway.app.requests.events import RequestSubscriptions
-from partway.app.requests.fanin import LATE_SECONDS, is_due, polls, wait_until_final
+from partway.app.requests.fanin import LATE_SECONDS, close_if_due, polls, wait_until_final
 from partway.app.requests.fanout import submit
 from partway.app.requests.submission import Submission
 from partway.app.requests.watch import Watch
@@ -57,7 +57,7 @@ class RequestService:
         return self.stops_at != float("inf")
 
     def drain(self) -> None:
-        """Let open calls go on for drain_seconds, then answer each with what is done by then."""
+        """Begin to stop: open calls continue for drain_seconds, then each is answered."""
         self.stops_at = min(self.stops_at, time.monotonic() + self.settings.drain_seconds)
 
     async def end(self) -> None:
@@ -91,9 +91,14 @@ class RequestService:
         created = created or is_id_ours
         if request is not None and request.body_hash != new.body_hash:
             raise Problem("id-reused", f"The id {new.public_id} was sent with another body.")
-        known = "request attached" if request is not None else "settled request asked for"
+        if created:
+            event = "request stored"
+        elif request is not None:
+            event = "request attached"
+        else:
+            event = "settled request asked for"
         log.info(
-            "request stored" if created else known,
+            event,
             extra=log_fields(tenant, new.public_id, request)
             | {"duration_ms": round((time.monotonic() - arrived) * 1000)},
         )
@@ -112,7 +117,7 @@ class RequestService:
                 waited = time.monotonic() - arrived
                 created = await submit(self.db, tenant, new, waited, traceparent)
         except Problem:
-            # A retry with a known id adds no work and has been charged already.
+            # A retry of an existing id adds no work and was charged before, so no limit applies.
             if not await is_known(self.db, tenant, new.public_id):
                 raise
             return False
@@ -154,14 +159,13 @@ class RequestService:
     async def read(self, tenant: str, public_id: str) -> Answer | None:
         """The answer as it is now; None when the tenant has no such request. Raises Settled.
 
-        A request that is due and still active is closed first: the node that took it has died.
+        A request that is due and still active is closed first: the node that stored it has died.
         """
         request = await read_request(self.db, tenant, public_id)
         answer = await read_answer(self.db, tenant, public_id)
         if request is not None and answer is not None and answer.status == "running":
             finished = answer.counts.done + answer.counts.failed
-            if finished == request.segments or is_due(request):
-                await close(self.db, request.id, "completed")
+            if await close_if_due(self.db, request, finished):
                 answer = await read_answer(self.db, tenant, public_id)
         return answer
 
@@ -177,7 +181,7 @@ class RequestService:
     async def close_as_cancelled(self, tenant: str, public_id: str, event: str) -> bool:
         """True when this call closed the request; then it is logged as `event`."""
         request = await read_request(self.db, tenant, public_id)
-        # Only an active one: closing a final one would wait for a settlement that holds its row.
+        # A close of a final request would wait for a settlement that holds its row.
         if request is None or request.status != "active":
             return False
         if not await close(self.db, request.id, "cancelled"):

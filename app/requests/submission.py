@@ -1,4 +1,4 @@
-"""A checked request on its way into the database, the same for the HTTP API and for the pages."""
+"""The HTTP API and the pages pass a checked request to the request service in the same form."""
 
 import re
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from typing import Literal
 
 from partway.app.requests.split import Pieces
 
-# An id stands in paths, logs and the ledger, and must mean the same in each.
+# An id is used in paths, logs and the ledger, so it has only characters that none of them escapes.
 PUBLIC_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,63}")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A request as it will be stored."""
+    """A checked request that is not stored yet."""
 
     public_id: str
     body_hash: bytes

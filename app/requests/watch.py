@@ -1,4 +1,4 @@
-"""One look serves every call of a node that waits: a thousand waiting calls ask as one."""
+"""Polls all requests that calls of this node wait for, up to a hundred of them in one statement."""
 
 import asyncio
 import heapq
@@ -9,21 +9,21 @@ from partway.app.metrics import INFLIGHT, POLLS
 from partway.store.database import Database, Unavailable, expand_lists
 from partway.store.loop import wait_for_any
 
-# A short request is not kept waiting for a slow look: each comes a twentieth of the time elapsed
-# after the last, at first after this.
+# A short request must not wait for a slow poll. So the wait between two polls is a twentieth of
+# the time for which the request has been waited for, and at least this.
 FIRST_POLL_SECONDS = 0.005
 ELAPSED_SHARE = 1 / 20
 
-# Looks are no closer than this, so that what becomes due meanwhile shares the next one.
+# The shortest time between two statements, so that requests that become due meanwhile share one.
 TICK_SECONDS = 0.005
 
-# As many in one statement as can all be told of it in a hundredth of a second: in that time the
-# node does nothing else, and the answer of another call may be due.
+# So many waiting calls can be notified in a hundredth of a second. In this time the node does
+# nothing else, and the answer of another call may be due.
 POLLED_AT_ONCE = 100
 
-# Only counted here: each result is read once, when somebody needs it. Counting 100 rows costs the
-# server less than sending one poll of them to the node. The index is named, for MySQL reads a small
-# table whole where it has not counted its rows yet.
+# A poll only counts the finished segments; each result is read once, when a call needs it. For the
+# server, counting 100 rows is cheaper than sending them once. The index is named, since MySQL scans
+# a small table whole while it has no statistics of it.
 PROGRESS = """
 SELECT r.id, r.status,
        (SELECT COUNT(*)
@@ -37,7 +37,7 @@ WHERE  r.id IN (...)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request was at the last look; its status is None when it is settled and gone."""
+    """What a poll has read of a request; the status is None when it is settled and deleted."""
 
     status: str | None
     finished: int
@@ -48,88 +48,93 @@ GONE = Progress(None, 0)
 
 @dataclass
 class _Waiting:
-    """A request that somebody waits for: since when, who is told, and how many they are."""
+    """A request that calls wait for: since when, the result of its next poll, and their number."""
 
     began: float
-    told: asyncio.Future[Progress]
+    next_poll: asyncio.Future[Progress]
     listeners: int = 0
 
 
 class Watch:
-    """What the calls of this node wait for; it looks for as long as anybody does.
+    """Polls the requests that calls of this node wait for, while there are any.
 
-    A class, since whoever comes shares the looks of those who are there. However many wait for a
-    request, it is looked at once in its turn, and while they wait none of them holds anything.
+    All calls that wait for a request share its polls. A waiting call holds no connection.
     """
 
     def __init__(self, db: Database, poll_seconds: float) -> None:
         self._db = db
         self._poll_seconds = poll_seconds
         self._waiting: dict[int, _Waiting] = {}
-        # When each of them is looked at next, soonest first.
+        # A heap: when each of them is polled next, the soonest first.
         self._due: list[tuple[float, int]] = []
         self._polling: asyncio.Task[None] | None = None
-        self._came = asyncio.Event()
+        # Set when a request is added.
+        self._added = asyncio.Event()
         INFLIGHT.set_function(lambda: len(self._waiting))
 
     async def next(self, request_id: int) -> Progress:
-        """What the next look at the request shows; while the database is away, none comes."""
+        """The result of the request's next poll; waits while the database is unavailable."""
         waiting = self._waiting.get(request_id)
         if waiting is None:
             now = time.monotonic()
             waiting = _Waiting(now, asyncio.get_running_loop().create_future())
             self._waiting[request_id] = waiting
             heapq.heappush(self._due, (now, request_id))
-            self._came.set()
+            self._added.set()
         if self._polling is None or self._polling.done():
-            self._polling = asyncio.create_task(self._look_on())
+            self._polling = asyncio.create_task(self._poll_until_idle())
         waiting.listeners += 1
         try:
-            return await asyncio.shield(waiting.told)
+            return await asyncio.shield(waiting.next_poll)
         finally:
             waiting.listeners -= 1
 
     async def end(self) -> None:
-        """Look no more, for nobody waits any longer; nothing comes back."""
+        """Stop polling; called when no call waits any more."""
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait([self._polling])
 
-    async def _look_on(self) -> None:
-        """Look at what is due, again and again, until nobody waits for anything."""
-        # Whoever was looked at when the looks before these ended, by a fault, is looked at again.
+    async def _poll_until_idle(self) -> None:
+        """Poll the requests that are due, again and again, until no call waits for any."""
+        # If the task before this one failed during a poll, its requests are in no heap.
         self._due = [(time.monotonic(), id_) for id_ in self._waiting]
         while self._due:
-            self._came.clear()
-            now = time.monotonic()
-            wanted = []
-            while self._due and self._due[0][0] <= now:
-                _, id_ = heapq.heappop(self._due)
-                if self._waiting[id_].listeners:
-                    wanted.append(id_)
-                else:
-                    del self._waiting[id_]
-            for first in range(0, len(wanted), POLLED_AT_ONCE):
-                await self._look(wanted[first : first + POLLED_AT_ONCE])
+            self._added.clear()
+            due = self._take_due()
+            for first in range(0, len(due), POLLED_AT_ONCE):
+                await self._poll(due[first : first + POLLED_AT_ONCE])
             await asyncio.sleep(TICK_SECONDS)
             soonest = self._due[0][0] if self._due else 0.0
-            await wait_for_any(max(soonest - time.monotonic(), 0), self._came)
+            await wait_for_any(max(soonest - time.monotonic(), 0), self._added)
 
-    async def _look(self, wanted: list[int]) -> None:
-        """One statement; whoever waits for these requests is told what it shows."""
+    def _take_due(self) -> list[int]:
+        """The requests to poll now; those that no call waits for any more are removed."""
+        now = time.monotonic()
+        due = []
+        while self._due and self._due[0][0] <= now:
+            _, id_ = heapq.heappop(self._due)
+            if self._waiting[id_].listeners:
+                due.append(id_)
+            else:
+                del self._waiting[id_]
+        return due
+
+    async def _poll(self, ids: list[int]) -> None:
+        """Read the progress of these requests, notify their calls, and plan the next poll."""
         POLLS.inc()
         try:
-            rows = await self._db.read(expand_lists(PROGRESS, len(wanted)), wanted)
+            rows = await self._db.read(expand_lists(PROGRESS, len(ids)), ids)
         except Unavailable:
-            # Each call knows its own deadline, and has more to say then than that a look failed.
+            # A failed poll ends no call: each one waits until its own deadline.
             rows = None
         now = time.monotonic()
-        found = {row["id"]: Progress(row["status"], row["finished"]) for row in rows or ()}
-        for id_ in wanted:
+        by_id = {row["id"]: Progress(row["status"], row["finished"]) for row in rows or ()}
+        for id_ in ids:
             waiting = self._waiting[id_]
             elapsed = now - waiting.began
-            pace = max(elapsed * ELAPSED_SHARE, FIRST_POLL_SECONDS)
-            heapq.heappush(self._due, (now + min(pace, self._poll_seconds), id_))
+            wait = max(elapsed * ELAPSED_SHARE, FIRST_POLL_SECONDS)
+            heapq.heappush(self._due, (now + min(wait, self._poll_seconds), id_))
             if rows is not None:
-                waiting.told.set_result(found.get(id_, GONE))
-                waiting.told = asyncio.get_running_loop().create_future()
+                waiting.next_poll.set_result(by_id.get(id_, GONE))
+                waiting.next_poll = asyncio.get_running_loop().create_future()

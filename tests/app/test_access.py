@@ -450,7 +450,7 @@ async def test_without_keys_a_node_listens_to_this_machine_only(url: str, host: 
 async def test_a_node_without_any_key_says_how_one_is_made(
     db: Database, node: Client, programs: Programs
 ) -> None:
-    assert "python -m app keys create" in node.program.said()
+    assert "partway keys create" in node.program.said()
     await bearer(db, "acme")
 
     again = await programs.app(APP_KEYLESS="off")

@@ -73,7 +73,7 @@ async def test_characters_are_allowed_by_the_minute_on_all_nodes_together(
         response = await sent(node, TEN * 3)
         # All is spent, one character comes back a second, and what has passed is on our side.
         assert 1 <= int(response.headers["Retry-After"]) <= 30
-        assert "of the 60 of a minute" in too_many(response)["detail"]
+        assert "of 60 a minute are left" in too_many(response)["detail"]
         assert response.headers["RateLimit-Policy"] == '"characters";q=60;qu="characters";w=60'
         assert rate(response)[0] < 30
     assert await stored(db) == 2
@@ -270,7 +270,7 @@ async def test_so_many_requests_of_a_tenant_may_be_active_on_all_nodes(
 
     for node in nodes:
         for response in (await put(node, "c"), await sent(node, "Three.")):
-            assert "2 requests are active, of 2" in too_many(response)["detail"]
+            assert "2 requests of this tenant are active; 2 are allowed" in too_many(response)["detail"]
             # The deadline of the first of them is the latest.
             assert 1 <= int(response.headers["Retry-After"]) <= 50
     assert await stored(db) == 2

@@ -159,7 +159,7 @@ async def test_only_a_key_or_a_session_of_operators_opens_a_page(
             assert response.headers["Location"].startswith("/login?next=%2F")
     assert (await keyed.get("/ops")).headers["Location"] == "/login?next=%2Fops"
     for response in await all_calls(keyed, path, await bearer(db, "acme")):
-        assert (response.status_code, "The key is not for this" in response.text) == (403, True)
+        assert (response.status_code, "The key does not allow this" in response.text) == (403, True)
         assert 'href="/login"' in response.text, "the way to show another key"
         assert "a secret" not in response.text
     row = await request_row(db, number)

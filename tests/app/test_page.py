@@ -861,7 +861,7 @@ async def test_a_key_of_operators_is_told_that_it_sends_nothing(house: House) ->
 
     response = await node.get("/", headers=operator)
 
-    assert (response.status_code, "The key is not for this" in response.text) == (403, True)
+    assert (response.status_code, "The key does not allow this" in response.text) == (403, True)
 
 
 @one_server

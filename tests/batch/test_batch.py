@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from partway.batch.__main__ import point_in_time
 from partway.store.close import close
 from partway.store.database import Database
+from partway.store.times import point_in_time
 from tests.actions import (
     ROOT,
     TENANT,
@@ -29,11 +30,10 @@ from tests.actions import (
 
 
 async def run(
-    programs: Programs, *words: str, **settings: object
+    programs: Programs, *command: str, **settings: object
 ) -> "subprocess.CompletedProcess[str]":
-    """What `python -m batch words` wrote and how it ended."""
+    """What `partway words` wrote and how it ended."""
     environment = programs.environment(None, settings)
-    command = ("batch", *words)
     ((status, out, said),) = await asyncio.to_thread(run_to_the_end, [command], environment)
     return subprocess.CompletedProcess(command, status, out, said)
 
@@ -56,7 +56,7 @@ async def test_once_settles_what_is_ready_and_exits(db: Database, programs: Prog
     ids = [(await completed(db))[1] for _ in range(3)]
     running, _ = await submitted(db, 1)
 
-    ended = await run(programs, "--once", BATCH_RETENTION_SECONDS=1)
+    ended = await run(programs, "batch", "--once", BATCH_RETENTION_SECONDS=1)
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""
@@ -66,7 +66,7 @@ async def test_once_settles_what_is_ready_and_exits(db: Database, programs: Prog
 
 
 async def test_once_on_an_empty_database_exits_at_once(programs: Programs) -> None:
-    ended = await run(programs, "--once")
+    ended = await run(programs, "batch", "--once")
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
@@ -88,7 +88,7 @@ async def test_nothing_is_settled_while_it_is_kept(db: Database, programs: Progr
     late, _ = await completed(db)
     await pass_time(db, late, 120)
 
-    assert (await run(programs, "--once", BATCH_RETENTION_SECONDS=60)).returncode == 0
+    assert (await run(programs, "batch", "--once", BATCH_RETENTION_SECONDS=60)).returncode == 0
 
     assert await request_row(db, early) is not None
     assert await request_row(db, late) is None
@@ -136,8 +136,8 @@ async def test_two_batches_at_once_settle_each_request_once(
     ids = [(await completed(db))[1] for _ in range(60)]
 
     first, second = await asyncio.gather(
-        run(programs, "--once", BATCH_RETENTION_SECONDS=1),
-        run(programs, "--once", BATCH_RETENTION_SECONDS=1),
+        run(programs, "batch", "--once", BATCH_RETENTION_SECONDS=1),
+        run(programs, "batch", "--once", BATCH_RETENTION_SECONDS=1),
     )
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
@@ -155,11 +155,11 @@ async def test_a_request_whose_node_died_is_closed_after_the_grace_and_billed_no
     await pass_time(db, overdue, 40)
     await pass_time(db, within_grace, 10)
 
-    ended = await run(programs, "--once", BATCH_GRACE_SECONDS=30)
+    ended = await run(programs, "batch", "--once", BATCH_GRACE_SECONDS=30)
     await pass_time(db, overdue, 100)
 
     assert ended.returncode == 0
-    assert (await run(programs, "--once", BATCH_GRACE_SECONDS=300)).returncode == 0
+    assert (await run(programs, "batch", "--once", BATCH_GRACE_SECONDS=300)).returncode == 0
     assert "1 closed as abandoned" in ended.stderr
     (record,) = await meter_rows(db)
     assert (record["public_id"], record["status"]) == (public_id, "abandoned")
@@ -246,33 +246,32 @@ async def test_usage_of_an_empty_ledger_is_empty(programs: Programs) -> None:
     for flags in ((), ("--json",)):
         ended = await run(programs, "usage", *flags)
         assert (ended.returncode, ended.stdout) == (0, "")
-        assert ended.stderr == "batch: nothing to show for usage\n"
+        assert ended.stderr == "usage: nothing was metered\n"
 
 
 WRONG = {
-    "batch: unrecognized arguments: settle": ("settle",),
-    "batch: unrecognized arguments: --twice": ("--twice",),
-    "batch: --retention-seconds: Input should be": ("--retention-seconds", "soon"),
-    "batch: argument --retention-seconds: expected one argument": ("--retention-seconds",),
-    "batch usage: argument --from: 'yesterday' is no time": ("usage", "--from", "yesterday"),
-    "batch usage: argument --to: '0001-01-01T00:00+14:00' is no time": (
+    "batch: .*unexpected extra argument.*settle": ("batch", "settle"),
+    "batch: No such option.*--twice": ("batch", "--twice"),
+    "batch: --retention-seconds: Input should be": ("batch", "--retention-seconds", "soon"),
+    "batch: .*--retention-seconds.* requires an argument": ("batch", "--retention-seconds"),
+    "usage: .*--from.*: 'yesterday' is no time": ("usage", "--from", "yesterday"),
+    r"usage: .*--to.*: '0001-01-01T00:00\+14:00' is no time": (
         *("usage", "--to", "0001-01-01T00:00+14:00"),
     ),
-    "batch usage: --from is later than --to: 2026-12-01 00:00:00, 2026-11-01 00:00:00": (
+    "usage: --from is later than --to: 2026-12-01 00:00:00, 2026-11-01 00:00:00": (
         *("usage", "--from", "2026-12-01", "--to", "2026-11-01"),
     ),
-    "batch audit: unrecognized arguments: --from": ("audit", "--from", "2026-01-01"),
-    "batch status: unrecognized arguments: now": ("status", "now"),
+    "audit: No such option.*--from": ("audit", "--from", "2026-01-01"),
+    "status: .*unexpected extra argument.*now": ("status", "now"),
 }
 
 
 def test_what_is_not_known_is_refused_in_one_line_with_status_2() -> None:
     programs = Programs("mysql://nobody:secret@nowhere.invalid/none", ROOT)
-    commands = [("batch", *words) for words in WRONG.values()]
-    ended = run_to_the_end(commands, programs.environment(None, {}))
-    for said, (status, out, words) in zip(WRONG, ended, strict=True):
-        assert (status, out, words.count("\n")) == (2, "", 1), words
-        assert words.startswith(said)
+    ended = run_to_the_end(list(WRONG.values()), programs.environment(None, {}))
+    for wanted, (status, out, said) in zip(WRONG, ended, strict=True):
+        assert (status, out, said.count("\n")) == (2, "", 1), said
+        assert re.match(wanted, said), said
 
 
 async def test_audit_is_silent_when_rows_and_ledger_agree(db: Database, programs: Programs) -> None:
@@ -288,7 +287,7 @@ async def test_audit_is_silent_when_rows_and_ledger_agree(db: Database, programs
     for flags in ((), ("--json",)):
         ended = await run(programs, "audit", *flags)
         assert (ended.returncode, ended.stdout) == (0, "")
-        assert ended.stderr == "batch: no breaches of the laws\n"
+        assert ended.stderr == "audit: no breaches of the laws\n"
 
 
 async def test_audit_finds_each_breach(db: Database, programs: Programs) -> None:
@@ -324,7 +323,7 @@ async def test_audit_finds_each_breach(db: Database, programs: Programs) -> None
         ("law 6", forgotten_id),
         ("law 7", alive_id),
     }
-    assert lines.stderr == table.stderr == "batch: 8 breaches of the laws\n"
+    assert lines.stderr == table.stderr == "audit: 8 breaches of the laws\n"
     assert len(table.stdout.splitlines()) == 1 + 8
     assert forgotten_id in table.stdout
 
@@ -371,7 +370,7 @@ async def test_status_says_what_waits(db: Database, programs: Programs) -> None:
 async def test_status_of_an_empty_database_is_empty(programs: Programs) -> None:
     ended = await run(programs, "status")
     assert (ended.returncode, ended.stdout) == (0, "")
-    assert ended.stderr == "batch: nothing to show for status\n"
+    assert ended.stderr == "status: nothing waits\n"
 
 
 def test_a_time_without_a_zone_is_utc() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pymysql.err import MySQLError
 
 from partway.batch import settle as settling
-from partway.batch.__main__ import Batch
+from partway.batch.run import Batch
 from partway.batch.settings import BatchSettings
 from partway.batch.settle import (
     LOCK_REQUEST,

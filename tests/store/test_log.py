@@ -65,8 +65,9 @@ def a_run(
 ) -> subprocess.CompletedProcess[str]:
     """What became of a program of these lines, which begin with a started log."""
     begin = (
-        "import logging\nfrom store.log import start_log\n"
-        "from store.settings import LogSettings\nstart_log('test', LogSettings().log_format)\n"
+        "import logging\nfrom partway.store.log import start_log\n"
+        "from partway.store.settings import LogSettings\n"
+        "start_log('test', LogSettings().log_format)\n"
     )
     return subprocess.run(
         [sys.executable, "-c", begin + code],
@@ -173,10 +174,10 @@ def test_a_terminal_is_for_people_and_anything_else_for_machines() -> None:
     assert lines(a_run("logging.error('it')").stderr)[0]["event"] == "it"
 
 
-@pytest.mark.parametrize("program", ["app", "worker", "batch"])
+@pytest.mark.parametrize("program", ["app", "worker", "batch", "usage"])
 def test_a_wrong_format_is_refused_by_name(program: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", f"partway.{program}"],
+        [sys.executable, "-m", "partway", program],
         cwd=ROOT,
         env={**os.environ, "PARTWAY_LOG_FORMAT": "xml"},
         capture_output=True,

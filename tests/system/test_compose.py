@@ -25,6 +25,9 @@ PROGRAMS = ("app", "batch", "worker")
 
 BOUND_SECONDS = 60.0
 
+# The command as it is installed, beside the Python of the tests.
+INSTALLED = str(Path(sys.executable).with_name("partway"))
+
 
 def compose() -> dict[str, Any]:
     """The file as compose sees it, with nothing set in its environment."""
@@ -68,7 +71,7 @@ def test_the_services_are_the_database_and_the_three_programs() -> None:
     assert SERVICES["db"]["image"] == "mysql:8.4"
     assert SERVICES["worker"]["deploy"]["replicas"] == 2
     for name in PROGRAMS:
-        assert SERVICES[name]["command"][:3] == ["python", "-m", name]
+        assert SERVICES[name]["command"][:2] == ["partway", name]
         assert SERVICES[name]["depends_on"] == {"db": {"condition": "service_healthy"}}
 
 
@@ -86,7 +89,7 @@ def test_each_service_and_each_line_of_the_image_has_its_sentence() -> None:
 
 def test_the_image_holds_everything_that_the_programs_need() -> None:
     dockerfile = (TREE / "Dockerfile").read_text(encoding="utf-8")
-    for name in (*PROGRAMS, "store"):
+    for name in (*PROGRAMS, "store", "client", "partway"):
         assert re.search(rf"^COPY {re.escape(name)} ", dockerfile, re.MULTILINE), name
 
 
@@ -114,7 +117,7 @@ def test_the_commands_answer_a_request_and_end_when_told(image: Server, tmp_path
     port = free_port()
     running = {
         name: children.start(
-            [sys.executable, *SERVICES[name]["command"][1:]],
+            [INSTALLED, *SERVICES[name]["command"][1:]],
             tmp_path / f"{name}.log",
             env=environment(name, image.port or 0, port),
             cwd=TREE,
@@ -143,10 +146,10 @@ def test_the_commands_answer_a_request_and_end_when_told(image: Server, tmp_path
 def first_key(environment: dict[str, str]) -> str:
     """The key that is made as the file says."""
     text = (TREE / "docker-compose.yml").read_text(encoding="utf-8")
-    said = re.search(r"^#   docker compose run --rm app python (.+)$", text, re.MULTILINE)
+    said = re.search(r"^#   docker compose run --rm app partway (.+)$", text, re.MULTILINE)
     assert said is not None
     made = subprocess.run(
-        [sys.executable, *said[1].split()],
+        [INSTALLED, *said[1].split()],
         env=environment,
         cwd=TREE,
         capture_output=True,

@@ -240,7 +240,7 @@ def test_every_file_and_every_document_of_the_manifests_has_its_sentence() -> No
 
 def test_the_pods_run_the_three_programs_and_find_the_database_in_a_secret() -> None:
     for program in ("app", "worker", "batch"):
-        assert container(program)["command"] == ["python", "-m", program]
+        assert container(program)["command"] == ["partway", program]
         (url,) = container(program)["env"]
         assert url["name"] == "PARTWAY_DATABASE_URL"
         assert url["valueFrom"] == {"secretKeyRef": {"name": "partway-database", "key": "url"}}

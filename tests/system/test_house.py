@@ -30,7 +30,7 @@ MAY_IMPORT = {
 # The floors of the app from the top down: arrows only downwards. What lies beside them, such as the
 # settings, imports none of them; what puts them together imports all.
 APP_FLOORS = ("pages", "api", "requests")
-APP_TOP = {"app/application.py", "app/serve.py", "app/command.py", "app/__main__.py"}
+APP_TOP = {"app/application.py", "app/serve.py", "app/command.py"}
 
 # A file that is longer than a reader keeps in mind is two files.
 LONGEST_FILE_LINES = 450

@@ -19,7 +19,7 @@ from partway.app.metrics import OUTCOMES, OpenCall
 from partway.app.metrics import REGISTRY as NODE
 from partway.app.problems import KINDS, NO_TYPE
 from partway.batch import gauges
-from partway.batch.__main__ import Batch
+from partway.batch.run import Batch
 from partway.batch.settings import BatchSettings
 from partway.batch.settle import settle
 from partway.store.close import close

@@ -658,7 +658,7 @@ def test_a_child_whose_parent_died_in_mid_sentence_ends(handler: str) -> None:
 def test_a_child_that_has_nobody_left_to_tell_ends_without_a_word() -> None:
     script = (
         "import socket\n"
-        "from worker.child import send\n"
+        "from partway.worker.child import send\n"
         "ours, parents = socket.socketpair()\n"
         "parents.close()\n"
         "send(ours, {})\n"

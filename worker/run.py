@@ -1,20 +1,14 @@
-"""`python -m worker` claims, computes and writes back; `python -m worker try` only computes."""
+"""A worker claims segments, computes them and writes them back, until it is told to stop."""
 
 import asyncio
 import logging
-import sys
-
-import uvloop
 
 from partway.store.exposition import MetricsSettings, serve_metrics
-from partway.store.log import start_log
 from partway.store.loop import repeat, stop_on_signals
-from partway.store.settings import DatabaseSettings, LogSettings, read_settings
-from partway.store.start import StartupError, open_database
-from partway.worker import trial
+from partway.store.settings import DatabaseSettings
+from partway.store.start import open_database
 from partway.worker.compute import Compute
 from partway.worker.fleet import PRESENT_SECONDS, Fleet
-from partway.worker.handler import HandlerError
 from partway.worker.metrics import REGISTRY
 from partway.worker.settings import WorkerSettings
 from partway.worker.slots import Slots
@@ -69,23 +63,3 @@ async def work(
                 await fleet.leave()
         finally:
             await compute.close()
-
-
-def main() -> int:
-    """The exit status of the program: 0, 1 (refused), or 2 (a setting is wrong)."""
-    if sys.argv[1:2] == ["try"]:
-        return trial.main(sys.argv[2:])
-    start_log("worker", read_settings(LogSettings, "worker").log_format)
-    settings = read_settings(WorkerSettings, "worker", sys.argv[1:])
-    database = read_settings(DatabaseSettings, "worker")
-    metrics = read_settings(MetricsSettings, "worker")
-    try:
-        uvloop.run(work(database, settings, metrics))
-    except (StartupError, HandlerError) as refusal:
-        print(f"worker: {refusal}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,26 +1,25 @@
-"""`python -m client FILE`, installed as `partway`: a document goes in, what is done comes out."""
+"""`partway send FILE`: a document goes in, and what is done by its deadline comes out."""
 
-import argparse
-import json
-import math
 import os
+import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from types import FrameType
+from typing import Any, Literal
+
+import click
 
 from partway.client.answer import ANSWER, Answer, End, Usage
 from partway.client.call import DEFAULT_URL, KEY_SETTING, URL_SETTING, check_id
 from partway.client.partway import Partway
 from partway.client.problems import PartwayError, Problem, ServerUnavailable
 from partway.client.progress import Bars
+from partway.command import name_value, say, seconds
 
 COMPLETE, FAILED, USAGE, PARTIAL = 0, 1, 2, 3
-
-# What a shell makes of a program that Ctrl-C has ended.
-CANCELLED = 130
 
 # Somebody sits there and waits: what is not back by then is worth a word.
 RETRY_SECONDS = 10.0
@@ -35,82 +34,119 @@ ON_MISSING: dict[str, tuple[Literal["null", "source", "omit"], str]] = {
     "fail": ("null", "nothing is written"),
 }
 
-ABOUT = "Send a document and a deadline; write what is done by then to standard output."
+# Click fills lines up to the width, but for a paragraph that begins with this mark.
+EXAMPLES = f"""\b
+Examples:
+  partway send letter.txt --param source=eng --param target=spa > carta.txt
+  partway send letter.txt --deadline 10 --partial fail || echo "not all of it"
+  cat letter.txt | partway send - --json | jq .usage
 
-EXAMPLES = f"""examples:
-  partway letter.txt --param source=eng --param target=spa > carta.txt
-  partway letter.txt --deadline 10 --partial fail || echo "not all of it"
-  cat letter.txt | partway - --json | jq .usage
-
-settings:
+\b
+Settings:
   {URL_SETTING}    where the server is ({DEFAULT_URL})
   {KEY_SETTING}    your key, where the server asks for one
 
-Ctrl-C cancels the request and says what is billed.
-exit status: 0 complete, 3 partial, 1 failed, 2 wrongly called, 130 cancelled by Ctrl-C"""
+\b
+Ctrl-C and SIGTERM cancel the request and say what is billed.
+Exit status: 0 complete, 3 partial, 1 failed, 2 wrongly called, 130 cancelled
+by Ctrl-C, 143 cancelled by SIGTERM."""
 
 
-class Flags(argparse.ArgumentParser):
-    """The flags; a wrong one is refused in one line."""
+@dataclass(frozen=True)
+class Sending:
+    """What is sent, and what becomes of the answer."""
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"partway: {message}\n")
+    file: str
+    deadline: float = 30.0
+    params: tuple[tuple[str, Any], ...] = ()
+    language: str | None = None
+    partial: str = "source"
+    as_json: bool = False
+    id: str | None = None
+    url: str | None = None
 
 
-def param(argument: str) -> tuple[str, Any]:
-    """The name and the value of NAME=VALUE; a value that is no JSON is the text it looks like."""
-    name, equals, value = argument.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{argument!r} is not NAME=VALUE")
+class Stopped(BaseException):
+    """Ctrl-C, or SIGTERM. No Exception, so that nothing on the way takes it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        # What a shell makes of a program that a signal has ended.
+        self.status = 128 + number
+
+
+def stop(number: int, _frame: FrameType | None) -> None:
+    """Interrupt what is being done; nothing comes back."""
+    raise Stopped(number)
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--deadline",
+    type=seconds,
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait.",
+)
+@click.option(
+    "--param",
+    "params",
+    type=name_value,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For the handler, such as target=spa; repeatable.",
+)
+@click.option("--language", help="The language of the text, for splitting it.  [default: en]")
+@click.option(
+    "--partial",
+    type=click.Choice(list(ON_MISSING)),
+    default="source",
+    show_default=True,
+    help="What becomes of segments that are not done: their source is written, they are left out, "
+    "or nothing is written at all.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write the whole answer as JSON.")
+@click.option(
+    "--id", help="The id of the request; the same again attaches to it or gets the same answer."
+)
+@click.option("--url", help=f"Where the server is, before {URL_SETTING}.")
+def send(**given: Any) -> int:
+    """Send a document and a deadline; write what is done by then to standard output.
+
+    FILE is a text in UTF-8; - is standard input.
+    """
+    stops = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) == signal.SIG_DFL]
     try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+        for number in stops:
+            signal.signal(number, stop)
+        return send_and_wait(Sending(**given))
+    except Stopped as stopped:
+        # Before anything was sent, or after all of it was said.
+        return stopped.status
+    finally:
+        for number in stops:
+            signal.signal(number, signal.SIG_DFL)
 
 
-def seconds(argument: str) -> float:
-    """A number of seconds above 0."""
-    number = float(argument)
-    if not 0.001 <= number < math.inf:
-        raise argparse.ArgumentTypeError("must be 0.001 or more")
-    return number
-
-
-def flags() -> Flags:
-    """The flags that there are."""
-    parser = Flags(
-        prog="partway",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", metavar="FILE", help="a text in UTF-8; - is standard input")
-    parser.add_argument(
-        "--deadline", type=seconds, default=30.0, metavar="SECONDS", help="how long to wait (30)"
-    )
-    parser.add_argument(
-        "--param",
-        type=param,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="for the handler, such as target=spa; repeatable",
-    )
-    parser.add_argument("--language", help="the language of the text, for splitting it (en)")
-    parser.add_argument(
-        "--partial",
-        choices=ON_MISSING,
-        default="source",
-        help="what becomes of segments that are not done: their source is written, they are left "
-        "out, or nothing is written at all (source)",
-    )
-    parser.add_argument("--json", action="store_true", help="write the whole answer as JSON")
-    parser.add_argument(
-        "--id", help="the id of the request; the same again joins it or gets the same answer"
-    )
-    parser.add_argument("--url", help=f"where the server is, before {URL_SETTING}")
-    return parser
+def send_and_wait(sending: Sending) -> int:
+    """The exit status, once the answer is written or it is said why there is none."""
+    try:
+        id = check_id(sending.id or str(uuid.uuid4()))
+        text = read_text(sending.file)
+        partway = Partway(sending.url, retry_seconds=RETRY_SECONDS)
+    except ValueError as error:
+        say("partway", str(error))
+        return USAGE
+    with partway:
+        try:
+            return show(wait(partway, text, id, sending), sending)
+        except Stopped as stopped:
+            return cancelled(partway, id, stopped)
+        except PartwayError as error:
+            say("partway", refusal(error, partway.url))
+            return FAILED
 
 
 def read_text(file: str) -> str:
@@ -122,13 +158,6 @@ def read_text(file: str) -> str:
         raise ValueError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8 at byte {error.start}") from None
-
-
-def say(words: str) -> None:
-    """One line for who is there, on standard error; nothing comes back."""
-    # What a handler or a server said may hold line ends, or move the cursor of a terminal.
-    line = "".join(letter if letter.isprintable() else " " for letter in words)
-    print(f"partway: {line}", file=sys.stderr)
 
 
 def billed(usage: Usage) -> str:
@@ -155,18 +184,18 @@ def summary(answer: Answer) -> str:
     return f"{answer.status}: {', '.join(parts)}; {billed(answer.usage)}"
 
 
-def wait(partway: Partway, text: str, given: argparse.Namespace) -> Answer:
+def wait(partway: Partway, text: str, id: str, sending: Sending) -> Answer:
     """The answer, once it is there; bars show how it grows."""
-    options: dict[str, Any] = {"language": given.language} if given.language else {}
+    options: dict[str, Any] = {"language": sending.language} if sending.language else {}
     accepted = False
     try:
-        with Bars(given.deadline) as bars:
+        with Bars(sending.deadline) as bars:
             for event in partway.stream(
                 text,
-                id=given.id,
-                params=dict(given.param),
-                deadline_ms=round(given.deadline * 1000),
-                on_missing=ON_MISSING[given.partial][0],
+                id=id,
+                params=dict(sending.params),
+                deadline_ms=round(sending.deadline * 1000),
+                on_missing=ON_MISSING[sending.partial][0],
                 **options,
             ):
                 accepted = True
@@ -177,7 +206,7 @@ def wait(partway: Partway, text: str, given: argparse.Namespace) -> Answer:
         if not accepted:
             raise
         raise ServerUnavailable(
-            f"{error}; it goes on, and the same with --id {given.id} joins it"
+            f"{error}; it goes on, and the same with --id {id} attaches to it"
         ) from error
     raise AssertionError("a stream ends with its end")
 
@@ -207,24 +236,24 @@ def is_written(text: str) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # Who closes a pipe has read enough, and wants to hear no more.
         if not isinstance(error, BrokenPipeError):
-            say(f"standard output: {error.strerror}")
+            say("partway", f"standard output: {error.strerror}")
         return False
     return True
 
 
-def show(answer: Answer, given: argparse.Namespace) -> int:
+def show(answer: Answer, sending: Sending) -> int:
     """Write the answer where it belongs; the exit status."""
     is_complete = answer.status == "completed"
     text = answer.document or ""
     words = summary(answer)
-    if given.json:
+    if sending.as_json:
         text = ANSWER.dump_json(answer).decode() + "\n"
     elif not is_complete:
-        words += f"; {ON_MISSING[given.partial][1]}"
+        words += f"; {ON_MISSING[sending.partial][1]}"
     if not is_written(text):
         return FAILED
     if not is_complete or sys.stderr.isatty():
-        say(words)
+        say("partway", words)
     return COMPLETE if is_complete else PARTIAL
 
 
@@ -242,40 +271,15 @@ def refusal(error: PartwayError, url: str) -> str:
     return str(error)
 
 
-def cancelled(partway: Partway, id: str) -> int:
-    """Cancel after Ctrl-C and say what that costs; the exit status."""
-    say("cancelling; Ctrl-C again leaves it running")
+def cancelled(partway: Partway, id: str, stopped: Stopped) -> int:
+    """Cancel after Ctrl-C or SIGTERM and say what that costs; the exit status."""
+    say("partway", "cancelling; Ctrl-C again leaves it running")
     try:
-        say(cancel(partway, id))
-    except KeyboardInterrupt:
-        say(f"not cancelled; it goes on, and the same with --id {id} joins it")
+        say("partway", cancel(partway, id))
+    except Stopped as again:
+        say("partway", f"not cancelled; it goes on, and the same with --id {id} attaches to it")
+        return again.status
     except PartwayError as error:
-        say(f"not cancelled: {refusal(error, partway.url)}")
+        say("partway", f"not cancelled: {refusal(error, partway.url)}")
         return FAILED
-    return CANCELLED
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """The exit status; wrong flags end the process with 2."""
-    given = flags().parse_args(words)
-    try:
-        given.id = check_id(given.id or str(uuid.uuid4()))
-        text = read_text(given.file)
-        partway = Partway(given.url, retry_seconds=RETRY_SECONDS)
-    except ValueError as error:
-        say(str(error))
-        return USAGE
-    except KeyboardInterrupt:
-        return CANCELLED
-    with partway:
-        try:
-            return show(wait(partway, text, given), given)
-        except KeyboardInterrupt:
-            return cancelled(partway, given.id)
-        except PartwayError as error:
-            say(refusal(error, partway.url))
-            return FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return stopped.status

@@ -1,32 +1,24 @@
-"""`python -m batch` closes what is overdue and settles; its other words report and exit."""
+"""The batch closes what is overdue and settles what is ready, until it is told to stop."""
 
-import argparse
 import asyncio
 import functools
-import json
 import logging
 import random
-import sys
 import time
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from collections.abc import Awaitable
 
-import uvloop
 from pymysql.err import MySQLError
 
-from partway.batch.audit import audit
 from partway.batch.gauges import GAUGE_SECONDS, read_gauges
 from partway.batch.metrics import ABANDONED, BLOCKED, LAST_SUCCESS, REGISTRY, SETTLEMENTS
 from partway.batch.reaper import abandon, overdue
-from partway.batch.report import status_rows, usage
 from partway.batch.settings import BatchSettings
 from partway.batch.settle import PAGE, settle, settleable
-from partway.store.database import Database, Row, Unavailable, error_text
+from partway.store.database import Database, Row, error_text
 from partway.store.exposition import MetricsSettings, serve_metrics
-from partway.store.log import start_log
 from partway.store.loop import repeat, stop_on_signals, until_idle
-from partway.store.settings import DatabaseSettings, Flags, LogSettings, read_settings
-from partway.store.start import StartupError, open_database
+from partway.store.settings import DatabaseSettings
+from partway.store.start import open_database
 
 log = logging.getLogger("partway.batch")
 
@@ -36,12 +28,6 @@ SILENT_SECONDS = 2.0
 # Settlements that run at once, for each waits for the disk: one alone kept 1.8 times ahead of the
 # fastest fleet on MySQL, where twice is asked for.
 AT_ONCE = 4
-
-WORDS = ("usage", "audit", "status")
-
-ABOUT = """Closes what is overdue and settles what is ready, until it is told to stop.
---once does so until nothing more is ready, and exits. `python -m batch usage`, `audit` and `status`
-report what was metered, whether rows and ledger agree, and what waits (each has --help)."""
 
 
 class Batch:
@@ -161,94 +147,3 @@ async def run_once(database: DatabaseSettings, settings: BatchSettings) -> None:
     stop = stop_on_signals()
     async with open_database(database) as db:
         await until_idle(Batch(db, settings, stop).step, stop)
-
-
-async def report(
-    database: DatabaseSettings, ask: Callable[[Database], Awaitable[list[Row]]], as_json: bool
-) -> int:
-    """Print what was asked; how many rows it has."""
-    async with open_database(database) as db:
-        rows = await ask(db)
-    if as_json:
-        for row in rows:
-            print(json.dumps(row, ensure_ascii=False, default=str))
-    elif rows:
-        print_table(rows)
-    return len(rows)
-
-
-def print_table(rows: list[Row]) -> None:
-    """Rows with the same members, in columns; nothing comes back."""
-    lines = [list(rows[0]), *([str("" if v is None else v) for v in row.values()] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
-
-
-def point_in_time(text: str) -> datetime:
-    """A date or a time (ISO 8601), UTC where it does not say, as the database keeps it."""
-    try:
-        given = datetime.fromisoformat(text)
-        return given.astimezone(UTC).replace(tzinfo=None) if given.tzinfo else given
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time such as 2026-12-01 or 2026-12-01T09:30+01:00"
-        ) from None
-
-
-def ask(word: str, flags: list[str]) -> int:
-    """The exit status of `usage`, `audit` or `status`."""
-    parser = Flags(prog=f"python -m batch {word}", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    if word == "usage":
-        first, last = datetime(1970, 1, 1), datetime(9999, 1, 1)
-        for flag, default, text in (
-            ("--from", first, "metered then or later"),
-            ("--to", last, "metered before then"),
-        ):
-            parser.add_argument(
-                flag, dest=flag[2:], type=point_in_time, default=default, metavar="TIME", help=text
-            )
-    given = vars(parser.parse_args(flags))
-    if word == "usage" and given["from"] > given["to"]:
-        # Exchanged by mistake they would look like a month in which nothing is to be paid.
-        parser.error(f"--from is later than --to: {given['from']}, {given['to']} (UTC)")
-    settings = read_settings(BatchSettings, "batch")
-    database = read_settings(DatabaseSettings, "batch")
-    asks: dict[str, Callable[[Database], Awaitable[list[Row]]]] = {
-        "usage": lambda db: usage(db, given["from"], given["to"]),
-        "audit": lambda db: audit(db, settings.grace_seconds, settings.retention_seconds),
-        "status": status_rows,
-    }
-    found = uvloop.run(report(database, asks[word], given["json"]))
-    if word != "audit":
-        if not found:
-            print(f"batch: nothing to show for {word}", file=sys.stderr)
-        return 0
-    print(f"batch: {found or 'no'} breaches of the laws", file=sys.stderr)
-    return 1 if found else 0
-
-
-def main() -> int:
-    """The exit status: 0, 1 (refused, or the audit found something), 2 (a setting is wrong)."""
-    start_log("batch", read_settings(LogSettings, "batch").log_format)
-    flags = sys.argv[1:]
-    try:
-        if flags and flags[0] in WORDS:
-            return ask(flags[0], flags[1:])
-        once = "--once" in flags
-        flags = [flag for flag in flags if flag != "--once"]
-        settings = read_settings(BatchSettings, "batch", flags, ABOUT)
-        database = read_settings(DatabaseSettings, "batch")
-        metrics = read_settings(MetricsSettings, "batch")
-        uvloop.run(run_once(database, settings) if once else run(database, settings, metrics))
-    except (StartupError, Unavailable) as refusal:
-        print(f"batch: {refusal}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
