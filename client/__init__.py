@@ -1,4 +1,4 @@
-"""A program in Python sends documents with this, and needs to know nothing of HTTP."""
+"""The Python client: a program sends documents without any knowledge of the HTTP API."""
 
 from partway.client.answer import (
     Accepted,

@@ -1,4 +1,4 @@
-"""What a caller may ask for and is told, as values: an answer, and the events by which it grows."""
+"""The options of a request, the answer, and the events of a stream, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from pydantic import TypeAdapter
 
 
 class Options(TypedDict, total=False):
-    """What a request may say besides its text; the server chooses what is left out.
+    """The options of a request; the server chooses the default of each.
 
-    An `id` of the caller's own serves to come back from another process. With
-    `on_disconnect="cancel"` a broken connection ends the request, as abandoned and not billed.
+    With its own `id`, a caller can retry the request or read it from another process. With
+    `on_disconnect="cancel"`, a broken connection closes the request as abandoned: it is not billed.
     """
 
     id: str
@@ -25,7 +25,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment: its result once it is done, why it failed when it did."""
+    """One segment: its result when it is done, its error when it failed."""
 
     index: int
     status: Literal["pending", "processing", "done", "failed", "timed_out", "cancelled"]
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many segments ended in which way; while the request runs, the rest is still to come."""
+    """How many segments have each status. While the request runs, the others are not finished."""
 
     total: int
     done: int
@@ -47,7 +47,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Usage:
-    """What is metered, in Unicode code points; until it is `final` it can still grow."""
+    """What is metered, in Unicode code points. The figures can grow until `final` is true."""
 
     segments: int
     input_characters: int
@@ -58,7 +58,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is there of a request."""
+    """The state of a request, with its segments and its document."""
 
     id: str
     status: Literal["running", "completed", "partial", "cancelled", "abandoned"]
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The request is stored, or was already; it goes on if the connection breaks now."""
+    """The request is stored. It continues even if the connection breaks now."""
 
     id: str
     deadline_at: datetime
@@ -82,37 +82,37 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Working:
-    """Which segments run now."""
+    """The segments that run now."""
 
     indexes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class End:
-    """The request is final; no event comes after this one."""
+    """The request is final. This is the last event."""
 
     answer: Answer
 
 
-# A Segment is an event when it is done or failed, and so never changes again.
+# A Segment becomes an event when it is done or failed, after which it never changes.
 Event = Accepted | Segment | Working | End
 
-# Members that a newer server adds are left out, and what is wrong or missing is refused by name.
+# Members that a newer server adds are ignored. Wrong or missing members raise ValidationError.
 ANSWER = TypeAdapter(Answer)
 ACCEPTED = TypeAdapter(Accepted)
 SEGMENT = TypeAdapter(Segment)
 WORKING = TypeAdapter(Working)
 
 
-def read_event(name: str, said: str) -> Event | None:
-    """The event of this name; None when this version knows none. ValueError when it is garbled."""
+def read_event(name: str, content: str) -> Event | None:
+    """Parse an event; None when this version knows no such event, ValueError when it is invalid."""
     match name:
         case "accepted":
-            return ACCEPTED.validate_json(said)
+            return ACCEPTED.validate_json(content)
         case "segment":
-            return SEGMENT.validate_json(said)
+            return SEGMENT.validate_json(content)
         case "working":
-            return WORKING.validate_json(said)
+            return WORKING.validate_json(content)
         case "end":
-            return End(ANSWER.validate_json(said))
+            return End(ANSWER.validate_json(content))
     return None

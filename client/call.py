@@ -1,4 +1,4 @@
-"""What is sent, what a reply means, when to try again: the same for who waits in either way."""
+"""What both clients share: the HTTP calls, the meaning of a reply, and when to retry."""
 
 import os
 import random
@@ -19,13 +19,13 @@ from partway.client.problems import NotPartway, Problem, ServerUnavailable, phra
 URL_SETTING = "PARTWAY_URL"
 KEY_SETTING = "PARTWAY_KEY"
 
-# Where a node listens that was not told otherwise.
+# The default address of a node.
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-# A restarted node or database is back by then.
+# Usually long enough for a node or a database that is restarted.
 RETRY_SECONDS = 30.0
 
-# What may be over in a moment: too many requests, and a node or its database that is away.
+# Problems that may soon be over: too many requests, or a node or its database is unavailable.
 RETRYABLE_STATUSES = {429, 502, 503, 504}
 
 FIRST_WAIT_SECONDS = 0.2
@@ -33,73 +33,73 @@ MAX_WAIT_SECONDS = 5.0
 
 CONNECT_SECONDS = 5.0
 
-# The deadline of a request that names none is this or less.
+# The deadline of a request without one is this or less.
 DEFAULT_DEADLINE_MS = 30_000
 
-# How long after a deadline an answer may come from a node that is slow, or waits for its database.
-# Longer than the 15 s between the pings of an idle stream.
+# How long after the deadline an answer may arrive from a node that is slow, or waits for its
+# database. Longer than the 15 s between the pings of an idle stream.
 LATE_SECONDS = 30.0
 
 EVENTS = "text/event-stream"
 
-# An id is a part of the path, and must not lead anywhere else.
+# An id is part of the path, and must not lead to another path.
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,63}")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP call, in httpx's words."""
+    """One HTTP call, as arguments of httpx."""
 
     method: str
     url: str
     json: dict[str, Any] | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    timeout: httpx.Timeout = field(default_factory=lambda: within(LATE_SECONDS))
+    timeout: httpx.Timeout = field(default_factory=lambda: time_limits(LATE_SECONDS))
 
 
-def within(seconds: float) -> httpx.Timeout:
-    """The time limits of a call that may be silent for so long once it is connected."""
+def time_limits(seconds: float) -> httpx.Timeout:
+    """The time limits of a call whose server may be silent for `seconds` after the connect."""
     return httpx.Timeout(seconds, connect=CONNECT_SECONDS)
 
 
-def connection(url: str | None, key: str | None) -> dict[str, Any]:
-    """What an httpx client is made with; ValueError when there is no such URL or key."""
+def http_options(url: str | None, key: str | None) -> dict[str, Any]:
+    """The options of an httpx client; ValueError when the URL or the key is invalid."""
     url = url or os.environ.get(URL_SETTING) or DEFAULT_URL
     key = (key or os.environ.get(KEY_SETTING) or "").strip()
     try:
-        place = httpx.URL(url)
+        base_url = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ValueError(f"{url!r} is no URL: {error}") from None
-    if place.scheme not in ("http", "https") or not place.host:
-        raise ValueError(f"{url!r} is no URL such as {DEFAULT_URL}")
-    if place.userinfo:
-        # It would go in place of the key, and it would be in every message that names the URL.
+        raise ValueError(f"{url!r} is not a URL: {error}") from None
+    if base_url.scheme not in ("http", "https") or not base_url.host:
+        raise ValueError(f"{url!r} is not a URL such as {DEFAULT_URL}")
+    if base_url.userinfo:
+        # httpx would send it in place of the key, and messages that name the URL would show it.
         raise ValueError("the URL must not hold a name or a password")
     if not (key.isascii() and key.isprintable()):
-        # Never the key itself: what is printed ends in logs.
-        raise ValueError("the key has characters that no key has")
-    return {"base_url": place, "headers": {"Authorization": f"Bearer {key}"} if key else {}}
+        # The message does not show the key, since output often ends in logs.
+        raise ValueError("the key has characters that are not allowed in a key")
+    return {"base_url": base_url, "headers": {"Authorization": f"Bearer {key}"} if key else {}}
 
 
 def check_id(id: str) -> str:
-    """The id as it came; ValueError when no request can be called so."""
+    """Return the id unchanged; ValueError when it is not a valid id."""
     if ID.fullmatch(id) is None:
         raise ValueError(
-            f"{id!r} is no id: a letter or digit, then at most 63 of these and the marks . _ ~ -"
+            f"{id!r} is not an id: a letter or digit, then at most 63 letters, digits or . _ ~ -"
         )
     return id
 
 
 def request_path(id: str) -> str:
-    """The path of the request of this id."""
+    """The path of the request with this id."""
     return f"/v1/requests/{check_id(id)}"
 
 
 def put(document: str | Sequence[str], options: Options) -> Call:
-    """Send a text to be split, or segments to be kept as they are, under an id of the caller's.
+    """The call that sends a document, or a list of segments, under the caller's id.
 
-    Where there is none it is made here and not by the server, so that the same call made again
-    joins what the first one began: nothing is computed or billed twice.
+    Without an id, the client makes one, so that a retry attaches to the same request: nothing is
+    computed or billed twice.
     """
     body: dict[str, Any] = {**options}
     id = body.pop("id", None) or str(uuid.uuid4())
@@ -108,21 +108,21 @@ def put(document: str | Sequence[str], options: Options) -> Call:
     else:
         body["segments"] = list(document)
     deadline_seconds = options.get("deadline_ms", DEFAULT_DEADLINE_MS) / 1000
-    return Call("PUT", request_path(id), body, timeout=within(deadline_seconds + LATE_SECONDS))
+    return Call("PUT", request_path(id), body, timeout=time_limits(deadline_seconds + LATE_SECONDS))
 
 
 def get(id: str) -> Call:
-    """Ask what is there of a request."""
+    """The call that reads a request."""
     return Call("GET", request_path(id))
 
 
 def delete(id: str) -> Call:
-    """Cancel a request."""
+    """The call that cancels a request."""
     return Call("DELETE", request_path(id))
 
 
 def read_reply(reply: httpx.Response) -> Answer:
-    """The answer in a reply; raises the Problem that is there instead, or NotPartway."""
+    """The answer in a reply; raises Problem for an error status, or NotPartway."""
     if reply.status_code >= 400:
         raise read_problem(reply)
     if reply.status_code != 200:
@@ -130,13 +130,13 @@ def read_reply(reply: httpx.Response) -> Answer:
     try:
         return ANSWER.validate_json(reply.content)
     except ValidationError:
-        raise NotPartway(f"{reply.url} answered something else than Partway does") from None
+        raise NotPartway(f"{reply.url} did not answer as Partway does") from None
 
 
 class RetryPolicy:
-    """How long one call that fails is made again, and after which rests.
+    """How long a call that fails is retried, and how long to wait before each retry.
 
-    The time runs from its first failure, and anew from the next one after `renew`.
+    The time begins at the first failure, and again at the first failure after `renew`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -144,50 +144,50 @@ class RetryPolicy:
         self.renew()
 
     def renew(self) -> None:
-        """Forget the failures: the server has said something since."""
+        """Start again, because the server has answered since the last failure."""
         self._ends_at: float | None = None
-        self._tries = 0
+        self._failures = 0
 
     def wait_seconds(self, error: httpx.TransportError | Problem) -> float:
-        """How long to rest before the call is made again; raises the error when it is not."""
+        """How long to wait before the next retry; raises the error when there is no retry."""
         now = time.monotonic()
         if self._ends_at is None:
             self._ends_at = now + self._seconds
-        # Uneven, so that those who failed together do not come back together.
-        rest = min(FIRST_WAIT_SECONDS * 2.0**self._tries, MAX_WAIT_SECONDS)
-        rest *= random.uniform(0.5, 1)
-        self._tries += 1
+        # Random, so that clients that failed at the same time do not retry at the same time.
+        wait = min(FIRST_WAIT_SECONDS * 2.0**self._failures, MAX_WAIT_SECONDS)
+        wait *= random.uniform(0.5, 1)
+        self._failures += 1
         if isinstance(error, Problem):
-            rest = max(rest, error.retry_after_seconds or 0)
-        is_over = now + rest > self._ends_at
+            wait = max(wait, error.retry_after_seconds or 0)
+        is_over = now + wait > self._ends_at
         if isinstance(error, Problem):
             if is_over or error.status not in RETRYABLE_STATUSES:
                 raise error
         elif is_over:
             raise ServerUnavailable(str(error) or type(error).__name__) from error
-        return rest
+        return wait
 
 
 class Stream:
-    """How far one stream of events has come, so that after a break it goes on from there."""
+    """The position in one stream of events, so that it can be resumed after a broken connection."""
 
     def __init__(self, call: Call, retry_policy: RetryPolicy) -> None:
         self.retry_policy = retry_policy
         self._last_id = ""
-        # What to send next: until the request is known to be stored, all of it again.
+        # The next call to send. Before the first event, that is the whole request.
         self.call = replace(call, headers={"Accept": EVENTS})
 
-    def is_in(self, reply: httpx.Response) -> bool:
-        """Whether a reply brings events, and not the whole answer or a problem."""
+    def is_event_stream(self, reply: httpx.Response) -> bool:
+        """Whether a reply is a stream of events, and not a whole answer or a problem."""
         return reply.status_code == 200 and reply.headers.get("content-type", "").startswith(EVENTS)
 
     def read(self, message: ServerSentEvent) -> Event | None:
-        """The event in a message; None when it holds none that this version knows."""
+        """The event in a message; None when this version does not know it."""
         try:
             event = read_event(message.event, message.data)
         except ValidationError:
             raise NotPartway(f"the event {message.event} cannot be read") from None
-        # Not at any message: a server that says the same again and again has nothing new.
+        # A repeated id is not progress, so the retry time does not start again.
         if message.id != self._last_id:
             self._last_id = message.id
             self.retry_policy.renew()

@@ -1,4 +1,4 @@
-"""Two clients that say the same, one for programs that wait in threads and one for asyncio."""
+"""Two clients with the same methods, one for programs with threads and one for asyncio."""
 
 import asyncio
 import time
@@ -11,21 +11,21 @@ from httpx_sse import EventSource
 
 from partway.client import call
 from partway.client.answer import Answer, End, Event, Options
-from partway.client.call import RETRY_SECONDS, Call, RetryPolicy, Stream, connection, read_reply
+from partway.client.call import RETRY_SECONDS, Call, RetryPolicy, Stream, http_options, read_reply
 from partway.client.problems import Problem
 
 
 class Partway:
-    """A client that waits; its connections are kept until it is closed.
+    """A blocking client, which keeps its connections until it is closed.
 
-    `url` and `key` are those of PARTWAY_URL and PARTWAY_KEY where they are not given. A call that
-    fails for a passing reason is made again, for `retry_seconds` from its first failure on.
+    The defaults of `url` and `key` are PARTWAY_URL and PARTWAY_KEY. A call that fails for a
+    temporary reason is retried for `retry_seconds` from its first failure on.
     """
 
     def __init__(
         self, url: str | None = None, key: str | None = None, retry_seconds: float = RETRY_SECONDS
     ) -> None:
-        self._http = httpx.Client(**connection(url, key))
+        self._http = httpx.Client(**http_options(url, key))
         self._retry_seconds = retry_seconds
         self.url = str(self._http.base_url)
 
@@ -36,33 +36,33 @@ class Partway:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; nothing comes back."""
+        """Close the connections."""
         self._http.close()
 
     def submit(self, document: str | Sequence[str], **options: Unpack[Options]) -> Answer:
-        """What is done of a text, or of a list of segments, by its deadline."""
-        return self._ask(call.put(document, options))
+        """Send a text, or a list of segments, and return what is done by its deadline."""
+        return self._send(call.put(document, options))
 
     def get(self, id: str) -> Answer:
-        """What is there now of a request."""
-        return self._ask(call.get(id))
+        """Return the current state of a request."""
+        return self._send(call.get(id))
 
     def cancel(self, id: str) -> Answer:
-        """What stands of a request that is cancelled, or was final already."""
-        return self._ask(call.delete(id))
+        """Cancel a request, unless it is final, and return what is done."""
+        return self._send(call.delete(id))
 
     def stream(
         self, document: str | Sequence[str], **options: Unpack[Options]
     ) -> Generator[Event, None, None]:
-        """The events of a request from the accepted one to the end, each once.
+        """Send a request and yield its events, from Accepted to End, each once.
 
-        A server that knows no events gives the end only.
+        When the server does not stream, End is the only event.
         """
         stream = Stream(call.put(document, options), RetryPolicy(self._retry_seconds))
         while True:
             try:
                 with self._http.stream(**vars(stream.call)) as reply:
-                    if not stream.is_in(reply):
+                    if not stream.is_event_stream(reply):
                         reply.read()
                         yield End(read_reply(reply))
                         return
@@ -72,26 +72,26 @@ class Partway:
                             yield event
                         if isinstance(event, End):
                             return
-                    raise httpx.ReadError("the events ended before the end")
+                    raise httpx.ReadError("the stream ended before the End event")
             except (httpx.TransportError, Problem) as error:
                 time.sleep(stream.retry_policy.wait_seconds(error))
 
-    def _ask(self, what: Call) -> Answer:
+    def _send(self, request: Call) -> Answer:
         retry_policy = RetryPolicy(self._retry_seconds)
         while True:
             try:
-                return read_reply(self._http.request(**vars(what)))
+                return read_reply(self._http.request(**vars(request)))
             except (httpx.TransportError, Problem) as error:
                 time.sleep(retry_policy.wait_seconds(error))
 
 
 class AsyncPartway:
-    """The same for asyncio; see Partway."""
+    """The same client for asyncio; see Partway."""
 
     def __init__(
         self, url: str | None = None, key: str | None = None, retry_seconds: float = RETRY_SECONDS
     ) -> None:
-        self._http = httpx.AsyncClient(**connection(url, key))
+        self._http = httpx.AsyncClient(**http_options(url, key))
         self._retry_seconds = retry_seconds
         self.url = str(self._http.base_url)
 
@@ -102,33 +102,33 @@ class AsyncPartway:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections; nothing comes back."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def submit(self, document: str | Sequence[str], **options: Unpack[Options]) -> Answer:
-        """What is done of a text, or of a list of segments, by its deadline."""
-        return await self._ask(call.put(document, options))
+        """Send a text, or a list of segments, and return what is done by its deadline."""
+        return await self._send(call.put(document, options))
 
     async def get(self, id: str) -> Answer:
-        """What is there now of a request."""
-        return await self._ask(call.get(id))
+        """Return the current state of a request."""
+        return await self._send(call.get(id))
 
     async def cancel(self, id: str) -> Answer:
-        """What stands of a request that is cancelled, or was final already."""
-        return await self._ask(call.delete(id))
+        """Cancel a request, unless it is final, and return what is done."""
+        return await self._send(call.delete(id))
 
     async def stream(
         self, document: str | Sequence[str], **options: Unpack[Options]
     ) -> AsyncGenerator[Event, None]:
-        """The events of a request from the accepted one to the end, each once.
+        """Send a request and yield its events, from Accepted to End, each once.
 
-        A server that knows no events gives the end only.
+        When the server does not stream, End is the only event.
         """
         stream = Stream(call.put(document, options), RetryPolicy(self._retry_seconds))
         while True:
             try:
                 async with self._http.stream(**vars(stream.call)) as reply:
-                    if not stream.is_in(reply):
+                    if not stream.is_event_stream(reply):
                         await reply.aread()
                         yield End(read_reply(reply))
                         return
@@ -139,14 +139,14 @@ class AsyncPartway:
                                 yield event
                             if isinstance(event, End):
                                 return
-                    raise httpx.ReadError("the events ended before the end")
+                    raise httpx.ReadError("the stream ended before the End event")
             except (httpx.TransportError, Problem) as error:
                 await asyncio.sleep(stream.retry_policy.wait_seconds(error))
 
-    async def _ask(self, what: Call) -> Answer:
+    async def _send(self, request: Call) -> Answer:
         retry_policy = RetryPolicy(self._retry_seconds)
         while True:
             try:
-                return read_reply(await self._http.request(**vars(what)))
+                return read_reply(await self._http.request(**vars(request)))
             except (httpx.TransportError, Problem) as error:
                 await asyncio.sleep(retry_policy.wait_seconds(error))

@@ -1,4 +1,4 @@
-"""What can go wrong with a call is an exception, and says as much as the server did."""
+"""The exceptions of the client, which carry all that the server reported."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class PartwayError(Exception):
-    """Whatever keeps a call from being answered."""
+    """The base of all exceptions of the client."""
 
 
 class ServerUnavailable(PartwayError):
-    """No answer, for as long as the call was tried; the server may have taken the request."""
+    """The server did not answer until the end of the retries. It may have stored the request."""
 
 
 class NotPartway(PartwayError):
-    """Something answered, and not in the way of Partway: perhaps it is another server."""
+    """The answer is not from Partway. The URL may belong to another server."""
 
 
 @dataclass(frozen=True)
 class FieldError:
-    """One fault of a request: a JSON pointer ("" is the whole body) and what is wrong there."""
+    """One error in a request: a JSON pointer ("" is the whole body) and what is wrong there."""
 
     pointer: str
     detail: str
@@ -33,7 +33,7 @@ class FieldError:
 
 @dataclass(frozen=True)
 class Metered:
-    """What is left of a request that is settled."""
+    """The record of a request that is settled."""
 
     status: str
     segments: int
@@ -44,8 +44,8 @@ class Metered:
 
 
 @dataclass(frozen=True)
-class Document:
-    """A problem document (RFC 9457), of which every member may be left out."""
+class ProblemDocument:
+    """A problem document (RFC 9457). Every member is optional."""
 
     type: str = "about:blank"
     title: str = ""
@@ -54,13 +54,15 @@ class Document:
     metered: Metered | None = None
 
 
-DOCUMENT = TypeAdapter(Document)
+PROBLEM_DOCUMENT = TypeAdapter(ProblemDocument)
 
 
 class Problem(PartwayError):
-    """The server, or a proxy before it, refused the call and said why."""
+    """The server, or a proxy in front of it, refused the call."""
 
-    def __init__(self, status: int, document: Document, retry_after_seconds: int | None) -> None:
+    def __init__(
+        self, status: int, document: ProblemDocument, retry_after_seconds: int | None
+    ) -> None:
         self.status = status
         self.type = document.type
         self.title = document.title
@@ -68,26 +70,28 @@ class Problem(PartwayError):
         self.errors = document.errors
         self.metered = document.metered
         self.retry_after_seconds = retry_after_seconds
-        super().__init__(self._sentence())
+        super().__init__(self._message())
 
-    def _sentence(self) -> str:
+    def _message(self) -> str:
         if self.errors:
-            return "; ".join(f"{w.pointer or 'the body'} {w.detail}" for w in self.errors)
+            return "; ".join(
+                f"{error.pointer or 'the body'} {error.detail}" for error in self.errors
+            )
         return self.detail or self.title
 
 
 def read_problem(reply: httpx.Response) -> Problem:
-    """The problem that a reply of status 400 or more stands for, whoever sent it."""
-    document = Document(title=phrase(reply.status_code))
+    """The problem in a reply with status 400 or more, from Partway or from a proxy."""
+    document = ProblemDocument(title=phrase(reply.status_code))
     if reply.headers.get("content-type", "").startswith(MEDIA_TYPE):
-        # The status says what is to be done, also where the rest is garbled.
+        # When the document is invalid, the status is enough.
         with suppress(ValidationError):
-            document = DOCUMENT.validate_json(reply.content)
-    # Only as seconds: a date, the other form, would be read by a clock that is not the server's.
+            document = PROBLEM_DOCUMENT.validate_json(reply.content)
+    # Only seconds are read. The other form, a date, depends on a clock that is not the server's.
     seconds = reply.headers.get("retry-after", "")
     return Problem(reply.status_code, document, int(seconds) if seconds.isdecimal() else None)
 
 
 def phrase(status: int) -> str:
-    """The name of an HTTP status; "HTTP status 599" for one that has none."""
+    """The name of an HTTP status; "HTTP status 599" for a status without a name."""
     return HTTPStatus(status).phrase if status in set(HTTPStatus) else f"HTTP status {status}"

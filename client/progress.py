@@ -1,4 +1,4 @@
-"""Who waits at a terminal sees the segments come in against the deadline."""
+"""Shows finished segments and elapsed time as bars, while a person waits at a terminal."""
 
 import sys
 import time
@@ -11,10 +11,10 @@ from partway.client.answer import Accepted, End, Event, Segment, Working
 
 
 class Bars(Progress):
-    """Two bars on standard error, segments above time, that go away at the end.
+    """Two bars on standard error, for segments and for time; they disappear at the end.
 
-    Where standard error is no terminal they show nothing. The time is this machine's, from the
-    sending on: a request that is joined later ends before its bar does.
+    They are not shown when standard error is not a terminal. The time is measured on this machine
+    from the sending on: a request that was sent before ends earlier than its bar.
     """
 
     def __init__(self, deadline_seconds: float) -> None:
@@ -24,16 +24,16 @@ class Bars(Progress):
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
             disable=not sys.stderr.isatty(),
             transient=True,
         )
-        self._segments = self.add_task("segments", total=None, said="waiting for the server")
-        self.add_task("time", total=deadline_seconds, said="")
+        self._segments = self.add_task("segments", total=None, text="waiting for the server")
+        self.add_task("time", total=deadline_seconds, text="")
 
     def show(self, event: Event) -> None:
-        """Move the bars as an event says; nothing comes back."""
+        """Update the bars after an event."""
         match event:
             case Accepted(total=total):
                 self.update(self._segments, total=total)
@@ -47,16 +47,16 @@ class Bars(Progress):
                 self._running.clear()
                 self.update(self._segments, total=answer.counts.total, completed=finished)
         segments = self.tasks[0]
-        said = f"{segments.completed:.0f} of {segments.total:.0f}" if segments.total else ""
+        text = f"{segments.completed:.0f} of {segments.total:.0f}" if segments.total else ""
         if self._running:
-            said += f", {len(self._running)} working"
-        self.update(self._segments, said=said)
+            text += f", {len(self._running)} working"
+        self.update(self._segments, text=text)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bars, the lower one as long as the time that has passed."""
+        """The bars, after an update of the elapsed time."""
         elapsed = min(time.monotonic() - self._began, self._deadline_seconds)
-        said = f"{elapsed:.1f} of {self._deadline_seconds:g} s"
-        # Rich looks once while it is being made, when there is no bar yet.
+        text = f"{elapsed:.1f} of {self._deadline_seconds:g} s"
+        # Rich also calls this in its constructor, when there is no bar yet.
         for task in self.tasks[1:]:
-            self.update(task.id, completed=elapsed, said=said)
+            self.update(task.id, completed=elapsed, text=text)
         return super().get_renderables()

@@ -27,7 +27,7 @@ from partway.client import (
 )
 from partway.client.answer import ANSWER
 from partway.client.call import RetryPolicy
-from partway.client.problems import Document
+from partway.client.problems import ProblemDocument
 from partway.store.database import Database
 from tests.actions import Programs, arrived, claimed, segment_rows, wait_until, worked, written
 from tests.proxy import proxied
@@ -216,7 +216,7 @@ async def test_a_server_that_stays_away_is_given_up(caller: Caller) -> None:
 
 
 def refused(status: int, retry_after_seconds: int | None) -> Problem:
-    return Problem(status, Document(), retry_after_seconds)
+    return Problem(status, ProblemDocument(), retry_after_seconds)
 
 
 def test_a_call_rests_as_long_as_the_server_says() -> None:

@@ -299,7 +299,7 @@ REFUSED = {
     "429": (problem(429, "Retry-After: 60"), "(429): It is not to be. (try again in 60 s)"),
     "500": (problem(500), "(500): It is not to be."),
     "a proxy": (reply(403, "text/html", "<h1>No</h1>"), "(403): Forbidden"),
-    "another server": (reply(200, "text/html", "<h1>Hi</h1>"), "something else than Partway does"),
+    "another server": (reply(200, "text/html", "<h1>Hi</h1>"), "did not answer as Partway does"),
 }
 
 
@@ -369,8 +369,8 @@ async def test_a_server_that_goes_away_later_leaves_the_id_to_come_back_with(
         (["-", "--param", "target"], ".*--param.*: 'target' is not NAME=VALUE"),
         (["-", "--partial", "maybe"], ".*--partial.*: 'maybe' is not one of"),
         (["-", "--dedline", "5"], "No such option"),
-        (["README.md", "--url", "localhost"], "'localhost' is no URL"),
-        (["README.md", "--id", "a/b"], "'a/b' is no id"),
+        (["README.md", "--url", "localhost"], "'localhost' is not a URL"),
+        (["README.md", "--id", "a/b"], "'a/b' is not an id"),
     ],
 )
 async def test_a_wrong_call_is_one_line_and_exit_status_2(
