@@ -193,8 +193,8 @@ async def test_a_problem_that_is_garbled_or_a_proxys_still_has_its_status(caller
 @pytest.mark.parametrize(
     "strange, said",
     [
-        (reply(200, "text/html", "<h1>It works!</h1>"), "something else"),
-        (reply(200, "application/json", '{"status": "ok"}'), "something else"),
+        (reply(200, "text/html", "<h1>It works!</h1>"), "did not answer as Partway does"),
+        (reply(200, "application/json", '{"status": "ok"}'), "did not answer as Partway does"),
         (reply(301, "text/html", "", "Location: https://elsewhere.example/"), "Moved Permanently"),
     ],
     ids=["page", "json", "elsewhere"],
