@@ -1,11 +1,16 @@
 """The documentation is true where a program can check it, and uses one word for one thing."""
 
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from partway.command import partway
 from proof import settings_page
 from tests.actions import ROOT
 
@@ -175,6 +180,29 @@ def test_a_target_of_make_in_a_page_is_there(page: Path) -> None:
     assert said - targets == set()
 
 
+# At the start of a line of code, after a prompt or an &, or at the start of code in a sentence.
+COMMAND = re.compile(
+    r"(?:^ *(?:\$ )?|`|& |exec \S+ -- |--rm app )partway ([a-z][^`&|>#\n]*)", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_command_in_a_page_is_there_with_its_flags(page: Path) -> None:
+    wrong = []
+    for line in COMMAND.findall(page.read_text(encoding="utf-8")):
+        command: click.Command | None = partway
+        words = line.split()
+        with click.Context(partway) as ctx:
+            while isinstance(command, click.Group) and words and words[0].isalpha():
+                command = command.get_command(ctx, words.pop(0))
+        known = {flag for option in command.params for flag in option.opts} if command else set()
+        flags = {word for word in words if word.startswith("--")} - {"--help", "--version"}
+        if command is None or flags - known:
+            wrong.append(line)
+
+    assert wrong == []
+
+
 def statements() -> Iterator[tuple[str, list[str]]]:
     """Each statement that docs/architecture.md names, with the modules of its line."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -211,6 +239,26 @@ def test_the_readme_begins_with_its_two_commands_and_stays_short() -> None:
     assert len(lines) <= 200
     assert any(line.strip().startswith("make run") for line in lines[:20])
     assert any(line.strip().startswith("make test") for line in lines[:20])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/handlers.md"])
+def test_the_handler_of_a_page_computes_what_its_command_sends(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (code,) = (block for block in blocks if "def translate" in block)
+    command = re.findall(r"^partway (worker try .*my_mt.*)$", text, re.MULTILINE)[0]
+    (tmp_path / "my_mt.py").write_text(code, encoding="utf-8")
+
+    tried = subprocess.run(
+        [sys.executable, "-m", "partway", *shlex.split(command)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert tried.returncode == 0, tried.stderr
+    assert "sopa" in tried.stdout
 
 
 def test_the_readme_lists_the_ten_laws() -> None:
