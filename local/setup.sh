@@ -86,7 +86,15 @@ missing_packages() {
         # The chaos runs set a program's clock wrong with it, and nothing else can.
         has faketime || echo faketime
         # The pages are tried in a real browser, and it brings no font.
-        has chromium || has google-chrome || echo chromium fonts-inter
+        # Without windows it takes a sixth of the time; where nothing can be installed, the whole will do.
+        if ! has chromium-headless-shell && ! has google-chrome; then
+            if apt-cache show chromium-headless-shell >/dev/null 2>&1 &&
+                { ! has chromium || find_root; }; then
+                echo chromium-headless-shell fonts-inter
+            elif ! has chromium; then
+                echo chromium fonts-inter
+            fi
+        fi
         # Ubuntu has it only on demand. Without the right to install, MySQL is left out instead.
         if needs_mysql && [ -z "$(keyring)" ] && find_root; then
             echo debian-archive-keyring
