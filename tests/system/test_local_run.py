@@ -24,7 +24,7 @@ TREE = Path(__file__).resolve().parents[2]
 # The example that is shown last: from here on it stays as it is.
 UP = "Ctrl-C ends everything."
 
-PROGRAMS = (" -m app ", " -m worker ", " -m batch ", "--datadir=")
+PROGRAMS = (" -m app ", " -m partway worker ", " -m batch ", "--datadir=")
 
 # Enough to install nothing, start all, answer, keep for a moment, settle; and, later, to end all.
 BOUND_SECONDS = 120.0
@@ -166,7 +166,7 @@ def test_a_run_shows_the_answer_and_the_bill_and_ctrl_c_ends_it(run: Run) -> Non
     assert "of 30 s" in shown
     assert "El primer tren del día" in shown
     assert "exactly what was answered" in shown
-    assert sum(" -m worker " in words for words in run.processes().values()) >= 4
+    assert sum(" -m partway worker " in words for words in run.processes().values()) >= 4
 
     os.write(run.terminal, b"\x03")
 
@@ -179,14 +179,16 @@ def test_a_run_shows_the_answer_and_the_bill_and_ctrl_c_ends_it(run: Run) -> Non
 def test_a_program_that_is_killed_is_started_again_and_the_end_of_the_server_is_told(
     run: Run,
 ) -> None:
-    before = {pid for pid, words in run.processes().items() if " -m worker " in words}
+    before = {pid for pid, words in run.processes().items() if " -m partway worker " in words}
 
     os.kill(min(before), signal.SIGKILL)
 
     run.wait_until_shown("was killed by signal 9 and is started again")
     wait_until(
         lambda: any(
-            " -m worker " in words for pid, words in run.processes().items() if pid not in before
+            " -m partway worker " in words
+            for pid, words in run.processes().items()
+            if pid not in before
         ),
         run.shown,
     )
@@ -249,7 +251,7 @@ def test_a_second_run_says_that_one_is_up_already(run: Run) -> None:
 def test_a_run_waits_for_the_programs_of_one_that_was_killed_and_comes_up_on_its_data(
     run: Run,
 ) -> None:
-    slow = next(pid for pid, words in run.processes().items() if " -m worker " in words)
+    slow = next(pid for pid, words in run.processes().items() if " -m partway worker " in words)
     os.kill(slow, signal.SIGSTOP)
     os.kill(run.python(), signal.SIGKILL)
     run.make.wait()
