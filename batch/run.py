@@ -31,7 +31,7 @@ AT_ONCE = 4
 
 
 class Batch:
-    """One batch: where its next look begins, and what it has complained of, to do so once."""
+    """One batch: where its next pass begins, and which requests it has complained of already."""
 
     def __init__(self, db: Database, settings: BatchSettings, stop: asyncio.Event) -> None:
         self._db = db

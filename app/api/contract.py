@@ -95,7 +95,7 @@ ANSWER_HEADERS = {
     },
 }
 
-# Named by the operations of the door.
+# The operation ids are the names of the route functions.
 LINKS = {
     "read": {"operationId": "get_request", "parameters": {"public_id": "$response.body#/id"}},
     "cancel": {"operationId": "cancel_request", "parameters": {"public_id": "$response.body#/id"}},

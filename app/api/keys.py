@@ -1,4 +1,4 @@
-"""Whoever may use the database makes keys for others, lists them, and revokes them."""
+"""People who have the database make keys for callers, list them, and revoke them."""
 
 import secrets
 from collections.abc import Sequence

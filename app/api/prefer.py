@@ -1,4 +1,4 @@
-"""A caller may rather come back for its answer, or wait a while where it only reads (RFC 7240)."""
+"""A caller can ask for its answer later, or wait a while where it only reads (RFC 7240)."""
 
 import re
 from collections.abc import Sequence

@@ -62,8 +62,8 @@ LIMIT  100
 async def begin_session(db: Database, key: str) -> str | None:
     """The token of a new session of this key; None when it is nobody's key.
 
-    Whoever comes in takes out what has ended, so that the sessions never outnumber the logins of
-    half a day by more than those that nobody followed.
+    Each login deletes up to 100 sessions that have ended. So the table grows no larger than the
+    logins of half a day, and those after which nobody has logged in yet.
     """
     token = secrets.token_urlsafe(32)
     if not await db.write(BEGIN_SESSION, (digest(token), digest(key))):

@@ -1,4 +1,4 @@
-"""Whoever pays asks what was metered, adds it up, and compares it with the answers that it got."""
+"""The person who pays asks what was metered, and compares it with the answers of the callers."""
 
 import csv
 import io

@@ -71,8 +71,8 @@ def ops_pages(service: RequestService) -> APIRouter:
             response.headers["Refresh"] = str(FOLLOW_SECONDS)
         return response
 
-    # With its tenant, as the logs name it: an id is a tenant's own, others may have the same, and
-    # to look for it in all tenants would cost a look for each of them.
+    # With its tenant, as the logs name it: an id belongs to a tenant, others may have the same, and
+    # a search in all tenants would cost one read for each of them.
     @router.get("/find")
     async def look_up(call: Call, caller: Operator, tenant: str = "", id: str = "") -> Response:
         """Go to the request of this tenant and id."""

@@ -55,8 +55,8 @@ def request_pages(service: RequestService) -> APIRouter:
     async def asked(tenant: str, body: Mapping[str, Any], first_id: str) -> str:
         """The id under which this body is worked on from now on, whether or not anybody watches.
 
-        A form that is sent twice, by a double click, is one request. Whoever goes back to it later,
-        or changes it, means another.
+        A form that is sent twice, by a double click, is one request. If it is sent again after the
+        request was settled, or with changes, it is another request.
         """
         raw = json.dumps(body).encode()
         for public_id in (first_id, str(uuid.uuid4())):

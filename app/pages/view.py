@@ -123,7 +123,7 @@ async def load_request_view(db: Database, tenant: str, public_id: str) -> Reques
         number = request.id if request is not None else 0
         is_active = request is not None and request.status == "active"
         if request is not None and is_active and is_due(request):
-            # The node that took it has died; whoever looks is answered all the same.
+            # The node that took the request has died, so this read closes it.
             await close(db, number, "completed")
         # Before the answer, which is none when they are gone: with it, all of them were there.
         sources = [row["source"] for row in await db.read(SOURCES, (number,))]

@@ -270,7 +270,10 @@ async def test_so_many_requests_of_a_tenant_may_be_active_on_all_nodes(
 
     for node in nodes:
         for response in (await put(node, "c"), await sent(node, "Three.")):
-            assert "2 requests of this tenant are active; 2 are allowed" in too_many(response)["detail"]
+            assert (
+                "2 requests of this tenant are active; 2 are allowed"
+                in too_many(response)["detail"]
+            )
             # The deadline of the first of them is the latest.
             assert 1 <= int(response.headers["Retry-After"]) <= 50
     assert await stored(db) == 2

@@ -1,9 +1,12 @@
 """The documentation is true where a program can check it, and uses one word for one thing."""
 
+import io
 import re
 import shlex
 import subprocess
 import sys
+import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +21,12 @@ README = ROOT / "README.md"
 
 # The pages that readers get. CHANGELOG.md names what there was before, so it may use older words.
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+MODULES = [
+    path
+    for folder in ("app", "worker", "batch", "store", "client", "partway")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
 
 CODE = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
@@ -88,6 +97,25 @@ def test_a_page_uses_the_words_of_the_glossary(page: Path) -> None:
     old = [*found(prose(text), OLD_WORDS), *found(text, OLD_NAMES)]
 
     assert old == []
+
+
+def sentences(module: Path) -> str:
+    """The docstrings and comments of a module, each in its line, without the code in them."""
+    lines: dict[int, list[str]] = defaultdict(list)
+    source = module.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_text = token.type == tokenize.STRING and token.string.startswith('"""')
+        # SQL is no sentence, and a column never changes its name.
+        is_sql = re.match(r'"""\s*(?:SELECT|INSERT|UPDATE|DELETE)\b', token.string)
+        if token.type == tokenize.COMMENT or (is_text and not is_sql):
+            for number, line in enumerate(token.string.splitlines(), token.start[0]):
+                lines[number].append(re.sub(r"`[^`]*`", "", line))
+    return "\n".join(" ".join(lines[number]) for number in range(1, max(lines, default=0) + 1))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=named)
+def test_docstrings_and_comments_use_the_words_of_the_glossary(module: Path) -> None:
+    assert list(found(sentences(module), OLD_WORDS)) == []
 
 
 def test_an_older_word_is_found_in_a_sentence_and_not_in_code() -> None:
