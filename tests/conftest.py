@@ -13,9 +13,8 @@ import pymysql
 import pytest
 
 from local.server import Server, find
-from partway.store.database import Database
+from partway.store.database import Database, pooled
 from partway.store.settings import DatabaseSettings, read_address
-from partway.store.start import open_database
 from tests.actions import ROOT, Programs
 from tests.fork_server import ForkServer
 from tests.prepared import Prepared
@@ -196,7 +195,7 @@ def fresh_name() -> str:
 @pytest.fixture
 async def db(url: str) -> AsyncIterator[Database]:
     """A database with empty tables, as a program sees it."""
-    async with open_database(DatabaseSettings(database_url=url, pool_size=200)) as opened_db:
+    async with pooled(DatabaseSettings(database_url=url, pool_size=200)) as opened_db:
         yield opened_db
 
 

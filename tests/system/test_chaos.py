@@ -25,7 +25,7 @@ FOUND = [kind for kind in KINDS if find(kind)]
 servers = pytest.mark.parametrize("kind", sampled(FOUND, sample=FOUND[:1]))
 
 # The faults of a run last so long; with start and settlement it takes twice that.
-MINUTES = sampled("0.3", sample="0.2")
+MINUTES = sampled("0.3", sample="0.12")
 RUN_SECONDS = 240.0
 
 

@@ -23,13 +23,13 @@ pytestmark = pytest.mark.snapshot_isolation
 
 # Every order of all but the meetings that have thousands; `make orders` takes more of those.
 EVERY = 280
-TWO_SESSIONS = sampled(EVERY, sample=30)
-OF_THOUSANDS = sampled(60, sample=20)
+TWO_SESSIONS = sampled(EVERY, sample=16)
+OF_THOUSANDS = sampled(60, sample=12)
 SEED = 20261130
 
 # The same statements on the same engine: with snapshot isolation on, a part of them is enough here.
-WITH_SNAPSHOT_ISOLATION = sampled(24, sample=6)
-THREE_SESSIONS = sampled(12, sample=4)
+WITH_SNAPSHOT_ISOLATION = sampled(24, sample=4)
+THREE_SESSIONS = sampled(12, sample=3)
 
 
 def named(meeting: TransactionPair) -> str:
