@@ -1,4 +1,4 @@
-"""The batch closes what is overdue and settles what is ready, until it is told to stop."""
+"""Runs the batch: it closes overdue requests and settles closed ones, until stopped."""
 
 import asyncio
 import functools
@@ -22,16 +22,16 @@ from partway.store.start import open_database
 
 log = logging.getLogger("partway.batch")
 
-# No statement takes so long while the database is there, so beyond this it was away.
+# No statement takes so long while the database is available. A longer gap means that it was not.
 SILENT_SECONDS = 2.0
 
-# Settlements that run at once, for each waits for the disk: one alone kept 1.8 times ahead of the
-# fastest fleet on MySQL, where twice is asked for.
+# How many settlements run at once, since each waits for the disk. One at a time was 1.8 times as
+# fast as the fastest fleet on MySQL; the goal is twice as fast.
 AT_ONCE = 4
 
 
 class Batch:
-    """One batch: where its next pass begins, and which requests it has complained of already."""
+    """The state of one batch between steps, such as where its next page begins."""
 
     def __init__(self, db: Database, settings: BatchSettings, stop: asyncio.Event) -> None:
         self._db = db
@@ -39,31 +39,32 @@ class Batch:
         self._stop = stop
         self._after = 0
         self._deferred = 0
-        self._refused: set[int] = set()
+        self._reported: set[int] = set()
         self._read_at = time.monotonic()
-        self._gives_up_at = float("-inf")
+        self._abandons_from = float("-inf")
 
     async def step(self) -> bool:
-        """Close what is overdue, settle a page of what is ready; False when nothing more waits."""
+        """Close overdue requests and settle one page; False when there is nothing more to do."""
         closed = settled = 0
         late = await overdue(self._db, self._settings.grace_seconds)
         self._note_read()
-        for request_id in late if time.monotonic() >= self._gives_up_at else []:
-            if await self._tried(request_id, abandon(self._db, request_id)):
+        for request_id in late if time.monotonic() >= self._abandons_from else []:
+            if await self._guard(request_id, abandon(self._db, request_id)):
                 closed += 1
                 ABANDONED.inc()
-                log.warning("closed as abandoned", extra=await named(self._db, request_id))
+                log.warning("closed as abandoned", extra=await log_fields(self._db, request_id))
         page = await settleable(self._db, self._settings.retention_seconds, self._after)
-        # However many are deferred, those behind them come next.
+        # The next page begins after this one, however many requests of this one are deferred.
         more = len(page) == PAGE
         self._after = page[-1] if more else 0
-        # In no order, so that two batches seldom meet.
+        # In random order, so that two batches seldom settle the same request.
         ready = random.sample(page, len(page))
         for first in range(0, len(ready), AT_ONCE):
             if self._stop.is_set():
                 break
-            tries = (self._tried(id_, self._settled(id_)) for id_ in ready[first : first + AT_ONCE])
-            settled += sum(await asyncio.gather(*tries))
+            group = ready[first : first + AT_ONCE]
+            settling = (self._guard(id_, self._settle(id_)) for id_ in group)
+            settled += sum(await asyncio.gather(*settling))
             self._note_read()
         if closed or settled:
             log.info("%d closed as abandoned, %d settled", closed, settled)
@@ -74,16 +75,16 @@ class Batch:
         return bool(closed or settled or more)
 
     def _note_read(self) -> None:
-        """After a silence of the database, give nothing up for another grace.
+        """After the database was unavailable, abandon no request for another grace.
 
-        Callers at whose deadline it was away were told to come back, and can do so only now.
+        Callers whose deadline was in that time got a 503, and can retry only now.
         """
         now = time.monotonic()
         if now - self._read_at > self._settings.idle_seconds + SILENT_SECONDS:
-            self._gives_up_at = now + self._settings.grace_seconds
+            self._abandons_from = now + self._settings.grace_seconds
         self._read_at = now
 
-    async def _settled(self, request_id: int) -> bool:
+    async def _settle(self, request_id: int) -> bool:
         try:
             settling = await settle(self._db, request_id, self._settings.retention_seconds)
         except MySQLError:
@@ -92,40 +93,40 @@ class Batch:
         self._deferred += settling == "deferred"
         return settling == "settled"
 
-    async def _tried(self, request_id: int, doing: Awaitable[bool]) -> bool:
+    async def _guard(self, request_id: int, work: Awaitable[bool]) -> bool:
         try:
-            return await doing
+            return await work
         except MySQLError as error:
-            # Another record of the same id, or rows that the tables refuse. Nothing is deleted, and
-            # one does not hold up the rest.
-            if request_id not in self._refused:
-                self._refused.add(request_id)
+            # There is a record of the same id, or the tables refuse a row. Nothing was deleted, and
+            # this request must not delay the others. It is reported once.
+            if request_id not in self._reported:
+                self._reported.add(request_id)
                 log.error(
                     "request %d is left as it is: %s",
                     request_id,
                     error_text(error),
-                    extra=await named(self._db, request_id),
+                    extra=await log_fields(self._db, request_id),
                 )
             return False
 
 
-NAMED = """
+CALLER = """
 SELECT public_id AS request_id, tenant
 FROM   requests
 WHERE  id = %s
 """
 
 
-async def named(db: Database, request_id: int) -> Row:
-    """A request as logs name it, read only when there is something to say of it."""
-    found = await db.read(NAMED, (request_id,))
-    return {"request_no": request_id, **(found[0] if found else {})}
+async def log_fields(db: Database, request_id: int) -> Row:
+    """The log fields of a request, read only when there is something to log."""
+    rows = await db.read(CALLER, (request_id,))
+    return {"request_no": request_id, **(rows[0] if rows else {})}
 
 
 async def run(
     database: DatabaseSettings, settings: BatchSettings, metrics: MetricsSettings
 ) -> None:
-    """Settle until told to stop; nothing comes back."""
+    """Run until SIGTERM or SIGINT."""
     stop = stop_on_signals()
     async with (
         serve_metrics(metrics, REGISTRY),
@@ -136,14 +137,14 @@ async def run(
         log.info("settling, %g s after the close", settings.retention_seconds)
         loops.create_task(repeat(batch.step, lambda: settings.idle_seconds, stop))
         if metrics.port:
-            looks = functools.partial(read_gauges, db, settings.retention_seconds)
+            read = functools.partial(read_gauges, db, settings.retention_seconds)
             loops.create_task(
-                repeat(looks, lambda: GAUGE_SECONDS, stop, first_seconds=GAUGE_SECONDS)
+                repeat(read, lambda: GAUGE_SECONDS, stop, first_seconds=GAUGE_SECONDS)
             )
 
 
 async def run_once(database: DatabaseSettings, settings: BatchSettings) -> None:
-    """Settle until nothing more is ready, or told to stop; nothing comes back."""
+    """Run until nothing more is ready, or SIGTERM or SIGINT."""
     stop = stop_on_signals()
     async with open_database(database) as db:
         await until_idle(Batch(db, settings, stop).step, stop)

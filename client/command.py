@@ -1,4 +1,4 @@
-"""`partway send FILE`: a document goes in, and what is done by its deadline comes out."""
+"""`partway send FILE`: send a document and write what is done by its deadline."""
 
 import os
 import signal
@@ -21,20 +21,20 @@ from partway.command import name_value, say, seconds
 
 COMPLETE, FAILED, USAGE, PARTIAL = 0, 1, 2, 3
 
-# Somebody sits there and waits: what is not back by then is worth a word.
+# Shorter than the default of the client: a person waits at the terminal, and should see the error.
 RETRY_SECONDS = 10.0
 
-# An id that is not there yet may still be on its way, since the cancel overtakes the sending.
+# How long a cancel is retried when the id is unknown: it can arrive before the request is stored.
 UNDERWAY_SECONDS = 2.0
 
-# What is done about missing segments, for the server and in words.
+# For each value of --partial: the option of the server, and the words for a person.
 ON_MISSING: dict[str, tuple[Literal["null", "source", "omit"], str]] = {
-    "source": ("source", "the source stands for what is missing"),
-    "omit": ("omit", "what is missing is left out"),
+    "source": ("source", "the source is written for missing segments"),
+    "omit": ("omit", "missing segments are left out"),
     "fail": ("null", "nothing is written"),
 }
 
-# Click fills lines up to the width, but for a paragraph that begins with this mark.
+# Click does not rewrap a paragraph that begins with \b.
 EXAMPLES = f"""\b
 Examples:
   partway send letter.txt --param source=eng --param target=spa > carta.txt
@@ -44,17 +44,17 @@ Examples:
 \b
 Settings:
   {URL_SETTING}    where the server is ({DEFAULT_URL})
-  {KEY_SETTING}    your key, where the server asks for one
+  {KEY_SETTING}    your key, if the server requires one
 
 \b
-Ctrl-C and SIGTERM cancel the request and say what is billed.
-Exit status: 0 complete, 3 partial, 1 failed, 2 wrongly called, 130 cancelled
+Ctrl-C and SIGTERM cancel the request, and show what is billed.
+Exit status: 0 complete, 3 partial, 1 failed, 2 wrong usage, 130 cancelled
 by Ctrl-C, 143 cancelled by SIGTERM."""
 
 
 @dataclass(frozen=True)
-class Sending:
-    """What is sent, and what becomes of the answer."""
+class SendOptions:
+    """The arguments and options of `partway send`."""
 
     file: str
     deadline: float = 30.0
@@ -67,16 +67,16 @@ class Sending:
 
 
 class Stopped(BaseException):
-    """Ctrl-C, or SIGTERM. No Exception, so that nothing on the way takes it for an error."""
+    """Ctrl-C or SIGTERM. It is not an Exception, so that no `except Exception` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        # What a shell makes of a program that a signal has ended.
+        # The exit status that a shell reports for a program that a signal has ended.
         self.status = 128 + number
 
 
 def stop(number: int, _frame: FrameType | None) -> None:
-    """Interrupt what is being done; nothing comes back."""
+    """Handle a signal: raise Stopped."""
     raise Stopped(number)
 
 
@@ -96,22 +96,25 @@ def stop(number: int, _frame: FrameType | None) -> None:
     type=name_value,
     multiple=True,
     metavar="NAME=VALUE",
-    help="For the handler, such as target=spa; repeatable.",
+    help="A parameter for the handler, such as target=spa; repeatable.",
 )
-@click.option("--language", help="The language of the text, for splitting it.  [default: en]")
+@click.option(
+    "--language", help="The language of the text, which decides how it is split.  [default: en]"
+)
 @click.option(
     "--partial",
     type=click.Choice(list(ON_MISSING)),
     default="source",
     show_default=True,
-    help="What becomes of segments that are not done: their source is written, they are left out, "
-    "or nothing is written at all.",
+    help="For segments that are not done: write their source, omit them, or write nothing at all "
+    "(fail).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write the whole answer as JSON.")
 @click.option(
-    "--id", help="The id of the request; the same again attaches to it or gets the same answer."
+    "--id",
+    help="The id of the request; with the same id, a retry attaches or gets the same answer.",
 )
-@click.option("--url", help=f"Where the server is, before {URL_SETTING}.")
+@click.option("--url", help=f"Where the server is; overrides {URL_SETTING}.")
 def send(**given: Any) -> int:
     """Send a document and a deadline; write what is done by then to standard output.
 
@@ -121,31 +124,31 @@ def send(**given: Any) -> int:
     try:
         for number in stops:
             signal.signal(number, stop)
-        return send_and_wait(Sending(**given))
+        return send_and_wait(SendOptions(**given))
     except Stopped as stopped:
-        # Before anything was sent, or after all of it was said.
+        # Before the request was sent, or after the answer was written.
         return stopped.status
     finally:
         for number in stops:
             signal.signal(number, signal.SIG_DFL)
 
 
-def send_and_wait(sending: Sending) -> int:
-    """The exit status, once the answer is written or it is said why there is none."""
+def send_and_wait(options: SendOptions) -> int:
+    """Send, wait and write the answer, or say why there is none; returns the exit status."""
     try:
-        id = check_id(sending.id or str(uuid.uuid4()))
-        text = read_text(sending.file)
-        partway = Partway(sending.url, retry_seconds=RETRY_SECONDS)
+        id = check_id(options.id or str(uuid.uuid4()))
+        text = read_text(options.file)
+        partway = Partway(options.url, retry_seconds=RETRY_SECONDS)
     except ValueError as error:
         say("partway", str(error))
         return USAGE
     with partway:
         try:
-            return show(wait(partway, text, id, sending), sending)
+            return write_answer(wait(partway, text, id, options), options)
         except Stopped as stopped:
-            return cancelled(partway, id, stopped)
+            return cancel_after_signal(partway, id, stopped)
         except PartwayError as error:
-            say("partway", refusal(error, partway.url))
+            say("partway", explain(error, partway.url))
             return FAILED
 
 
@@ -161,15 +164,15 @@ def read_text(file: str) -> str:
 
 
 def billed(usage: Usage) -> str:
-    """What is billed, in words."""
+    """Say in words what is billed."""
     if not usage.billed:
         return "nothing is billed"
     figures = f"billed: {usage.input_characters} characters in, {usage.output_characters} out"
-    return figures if usage.final else f"{figures}, and whatever still becomes done"
+    return figures if usage.final else f"{figures}, plus running segments if they finish"
 
 
 def summary(answer: Answer) -> str:
-    """How a request ended, in words."""
+    """Say in one line how a request ended."""
     counts = answer.counts
     missing = {
         "failed": counts.failed,
@@ -184,19 +187,19 @@ def summary(answer: Answer) -> str:
     return f"{answer.status}: {', '.join(parts)}; {billed(answer.usage)}"
 
 
-def wait(partway: Partway, text: str, id: str, sending: Sending) -> Answer:
-    """The answer, once it is there; bars show how it grows."""
-    options: dict[str, Any] = {"language": sending.language} if sending.language else {}
+def wait(partway: Partway, text: str, id: str, options: SendOptions) -> Answer:
+    """Send the text and wait for the answer, while bars show the progress."""
+    language: dict[str, Any] = {"language": options.language} if options.language else {}
     accepted = False
     try:
-        with Bars(sending.deadline) as bars:
+        with Bars(options.deadline) as bars:
             for event in partway.stream(
                 text,
                 id=id,
-                params=dict(sending.params),
-                deadline_ms=round(sending.deadline * 1000),
-                on_missing=ON_MISSING[sending.partial][0],
-                **options,
+                params=dict(options.params),
+                deadline_ms=round(options.deadline * 1000),
+                on_missing=ON_MISSING[options.partial][0],
+                **language,
             ):
                 accepted = True
                 bars.show(event)
@@ -206,13 +209,13 @@ def wait(partway: Partway, text: str, id: str, sending: Sending) -> Answer:
         if not accepted:
             raise
         raise ServerUnavailable(
-            f"{error}; it goes on, and the same with --id {id} attaches to it"
+            f"{error}; the request continues: retry with --id {id} to attach to it"
         ) from error
-    raise AssertionError("a stream ends with its end")
+    raise AssertionError("the stream ended without its End event")
 
 
 def cancel(partway: Partway, id: str) -> str:
-    """What became of a request that is no longer wanted, in words."""
+    """Cancel the request and say in one line how it ended."""
     ends_at = time.monotonic() + UNDERWAY_SECONDS
     while True:
         try:
@@ -226,44 +229,44 @@ def cancel(partway: Partway, id: str) -> str:
 
 
 def is_written(text: str) -> bool:
-    """Whether standard output took all of the text."""
+    """Write the text to standard output; False when that failed."""
     try:
-        # Bytes, so that neither the locale nor the line ends of a platform change the text.
+        # Bytes, so that neither the locale nor the line ends of the platform change the text.
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
     except OSError as error:
-        # Python would try again at its end, and complain.
+        # Otherwise Python would flush again at exit, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # Who closes a pipe has read enough, and wants to hear no more.
+        # A reader that closes the pipe has read enough: this is not an error to report.
         if not isinstance(error, BrokenPipeError):
             say("partway", f"standard output: {error.strerror}")
         return False
     return True
 
 
-def show(answer: Answer, sending: Sending) -> int:
-    """Write the answer where it belongs; the exit status."""
+def write_answer(answer: Answer, options: SendOptions) -> int:
+    """Write the answer to standard output, and its summary if needed; returns the exit status."""
     is_complete = answer.status == "completed"
     text = answer.document or ""
-    words = summary(answer)
-    if sending.as_json:
+    message = summary(answer)
+    if options.as_json:
         text = ANSWER.dump_json(answer).decode() + "\n"
     elif not is_complete:
-        words += f"; {ON_MISSING[sending.partial][1]}"
+        message += f"; {ON_MISSING[options.partial][1]}"
     if not is_written(text):
         return FAILED
     if not is_complete or sys.stderr.isatty():
-        say("partway", words)
+        say("partway", message)
     return COMPLETE if is_complete else PARTIAL
 
 
-def refusal(error: PartwayError, url: str) -> str:
-    """Why there is no answer, in one line that says what can be done about it."""
+def explain(error: PartwayError, url: str) -> str:
+    """Say in one line why there is no answer, and what the caller can do."""
     match error:
         case ServerUnavailable():
             return f"no answer from {url}: {error}"
         case Problem(status=401):
-            return f"{url} asks for a key that it knows; set {KEY_SETTING}"
+            return f"{url} requires a valid key; set {KEY_SETTING}"
         case Problem(retry_after_seconds=int(later)):
             return f"refused ({error.status}): {error} (try again in {later} s)"
         case Problem():
@@ -271,15 +274,18 @@ def refusal(error: PartwayError, url: str) -> str:
     return str(error)
 
 
-def cancelled(partway: Partway, id: str, stopped: Stopped) -> int:
-    """Cancel after Ctrl-C or SIGTERM and say what that costs; the exit status."""
-    say("partway", "cancelling; Ctrl-C again leaves it running")
+def cancel_after_signal(partway: Partway, id: str, stopped: Stopped) -> int:
+    """Cancel after Ctrl-C or SIGTERM, and say what is billed; returns the exit status."""
+    say("partway", "cancelling; press Ctrl-C again to leave it running")
     try:
         say("partway", cancel(partway, id))
     except Stopped as again:
-        say("partway", f"not cancelled; it goes on, and the same with --id {id} attaches to it")
+        say(
+            "partway",
+            f"not cancelled; the request continues: retry with --id {id} to attach to it",
+        )
         return again.status
     except PartwayError as error:
-        say("partway", f"not cancelled: {refusal(error, partway.url)}")
+        say("partway", f"not cancelled: {explain(error, partway.url)}")
         return FAILED
     return stopped.status

@@ -1,6 +1,6 @@
 """Send a document and a deadline; get back what is done by then; pay for exactly that."""
 
-# Read as true by type checkers and editors, without the module `typing` at each start.
+# Type checkers and editors read this as true; an import of `typing` would cost time at each start.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ FOR_HANDLERS = ("Context", "Reject", "Retry")
 
 
 def __getattr__(name: str) -> object:
-    """A public name, imported when it is first asked for: a handler's process needs no HTTP."""
+    """Import a public name at its first use: the process of a handler needs no HTTP client."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -69,5 +69,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, imported or not."""
+    """All public names, imported or not."""
     return sorted([*globals(), *__all__, "__version__"])

@@ -1,14 +1,14 @@
-"""`partway` and `python -m partway` begin here, where nothing that takes time is imported."""
+"""The start of `partway` and `python -m partway`, without imports that take time."""
 
 import sys
 
 
 def main() -> int:
-    """The exit status of the command that the words of the shell name."""
+    """Run the command line; returns the exit status."""
     import signal
 
-    # So that Ctrl-C while modules load shows no stack; and later too, in each command that has
-    # nothing to finish.
+    # With the default action, Ctrl-C shows no stack trace while modules load. A command that has
+    # something to finish sets its own handler later.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from partway.command import run
@@ -17,7 +17,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Python puts the current folder first, where a user's own click.py would stand in for Click.
+    # Python searches the current folder first, where a user's click.py would replace Click.
     if not sys.flags.safe_path:
         sys.path.append(sys.path.pop(0))
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""How a command starts its log and its loop, and `partway migrate`, which needs the store alone."""
+"""`partway migrate`, and how every command starts its log and its event loop."""
 
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -17,24 +17,24 @@ Result = TypeVar("Result")
 
 
 def start_program(program: str) -> DatabaseSettings:
-    """Where the database of a program is, once its log is set up.
+    """Start the log of a program, and return its database settings.
 
-    Ends the process with status 2 and a line for each setting that is wrong.
+    Exits with status 2, and one line for each wrong setting.
     """
     start_log(program, read_settings(LogSettings, program).log_format)
     return read_settings(DatabaseSettings, program)
 
 
 def run_program(
-    program: str, working: Coroutine[Any, Any, Result], refusal: type[Exception] = StartupError
+    program: str, main: Coroutine[Any, Any, Result], own_error: type[Exception] = StartupError
 ) -> Result:
-    """What the program comes to; a refusal ends the process with one line and status 1.
+    """Run a program and return its result.
 
-    `refusal` is one of its own, besides those that concern the database.
+    An error of the database, or `own_error`, ends the process with one line and status 1.
     """
     try:
-        return uvloop.run(working)
-    except (StartupError, Unavailable, refusal) as error:
+        return uvloop.run(main)
+    except (StartupError, Unavailable, own_error) as error:
         say(program, str(error))
         raise SystemExit(1) from None
 
@@ -44,14 +44,13 @@ def run_program(
     "--check", is_flag=True, help="Change nothing; exit status 1 when a migration is pending."
 )
 def migrate(check: bool) -> int:
-    """Bring the tables to the version of this Partway.
+    """Bring the tables to the version of this program.
 
-    Prints the name of each migration that it applies, or with --check of each that is pending. The
-    first program that starts does the same. The database: PARTWAY_DATABASE_URL.
+    Prints the name of each migration that it applies, or, with --check, of each that is pending.
+    The first program that starts migrates too. The database: PARTWAY_DATABASE_URL.
     """
     database = start_program("migrate")
-    look = start.pending if check else start.migrate
-    names = run_program("migrate", look(database))
+    names = run_program("migrate", (start.pending if check else start.migrate)(database))
     for name in names:
         print(name)
     if not names:

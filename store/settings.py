@@ -1,4 +1,4 @@
-"""Settings come from the environment or a flag, and a wrong one is named before anything starts."""
+"""Reads settings from the environment and flags, and names a wrong one before anything starts."""
 
 import difflib
 import os
@@ -14,13 +14,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
-# What every program reads begins with no more than this; what one alone reads has a longer prefix.
+# The prefix of the settings that all programs share. Settings of one program have a longer prefix.
 SHARED_PREFIX = "PARTWAY_"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the database is and who asks; `database` must exist already."""
+    """The parts of a database URL. The database must exist already."""
 
     host: str
     port: int
@@ -32,7 +32,7 @@ class Address:
 
 
 class DatabaseSettings(BaseSettings):
-    """How every program reaches the one database."""
+    """How every program reaches the database."""
 
     model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX)
 
@@ -64,9 +64,9 @@ class LogSettings(BaseSettings):
 
 
 def read_address(url: str) -> Address:
-    """The parts of a database URL; ValueError says which is wrong and shows none of them.
+    """Parse a database URL; ValueError says which part is wrong, but shows no part.
 
-    An unwritten / ? # or @ in a password moves what follows it into another part.
+    An unescaped / ? # or @ in a password would move a piece of it into another part.
     """
     try:
         parts = urlsplit(url)
@@ -85,7 +85,7 @@ def read_address(url: str) -> Address:
         raise ValueError("must write / ? # @ in a user, password or path as %2F %3F %23 %40")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     if query.keys() - {"unix_socket", "tls"}:
-        raise ValueError("has an option that is not known; there are unix_socket and tls")
+        raise ValueError("has an unknown option; the options are unix_socket and tls")
     if query.get("tls", "off") not in ("on", "off"):
         raise ValueError("tls must be on or off")
     return Address(
@@ -100,10 +100,10 @@ def read_address(url: str) -> Address:
 
 
 def unknown_variables(kind: type[BaseSettings]) -> list[str]:
-    """A line for each variable that begins as these settings do and is none of them; [] as a rule.
+    """An error line for each variable with this prefix that is not a setting; [] when all are.
 
-    A misspelt one would leave the default in force and nobody the wiser. What begins with no more
-    than PARTWAY_ may be anybody's.
+    Otherwise the default would be used for a misspelt setting, and nobody would notice. Variables
+    with only the prefix PARTWAY_ are not checked, since they can belong to something else.
     """
     prefix = kind.model_config.get("env_prefix", "")
     if prefix == SHARED_PREFIX:
@@ -113,19 +113,19 @@ def unknown_variables(kind: type[BaseSettings]) -> list[str]:
     for name in sorted(os.environ):
         if name.upper().startswith(prefix) and name.upper() not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.8)
-            meant = f"; is {near[0]} meant?" if near else ""
-            lines.append(f"{name}: there is no such setting{meant}")
+            suggestion = f"; did you mean {near[0]}?" if near else ""
+            lines.append(f"{name}: there is no such setting{suggestion}")
     return lines
 
 
 def read_settings(
     kind: type[Settings], program: str, flags: Mapping[str, str | None] | None = None
 ) -> Settings:
-    """The settings of a program: from its flags, else the environment, else the defaults.
+    """Read settings from flags, else from the environment, else from their defaults.
 
-    Ends the process with status 2 and one line for each setting that is wrong, by its name. `flags`
-    has the value of each setting that was given as one, and None for the others. A URL with a
-    password in it has no flag: every user of a machine sees the flags of its programs.
+    Exits with status 2, and one line for each wrong setting. `flags` maps each setting to the value
+    of its flag, or to None. A URL with a password has no flag: every user of a machine can see the
+    flags of its programs.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     if lines := unknown_variables(kind):
@@ -133,16 +133,16 @@ def read_settings(
             print(f"{program}: {line}", file=sys.stderr)
         raise SystemExit(2)
     try:
-        # What is in there is checked here, whatever its type says.
+        # Pydantic converts and checks the strings.
         return kind(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         prefix = kind.model_config.get("env_prefix", "")
-        for wrong in error.errors(include_input=False, include_url=False):
-            said = wrong["msg"].removeprefix("Value error, ")
-            # What is wrong about two of them together names both itself.
-            if wrong["loc"]:
-                name = str(wrong["loc"][0])
+        for detail in error.errors(include_input=False, include_url=False):
+            message = detail["msg"].removeprefix("Value error, ")
+            # An error about two settings together has no place, and names both itself.
+            if detail["loc"]:
+                name = str(detail["loc"][0])
                 flag, variable = f"--{name.replace('_', '-')}", f"{prefix}{name.upper()}"
-                said = f"{flag if name in given else variable}: {said}"
-            print(f"{program}: {said}", file=sys.stderr)
+                message = f"{flag if name in given else variable}: {message}"
+            print(f"{program}: {message}", file=sys.stderr)
         raise SystemExit(2) from None

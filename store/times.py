@@ -1,12 +1,12 @@
-"""A time is written in any zone by people, and kept as UTC by the database."""
+"""Converts times that people write, in any zone, to the UTC of the database."""
 
 from datetime import UTC, datetime
 
 
 def point_in_time(text: str) -> datetime:
-    """A date or a time (ISO 8601) as the database keeps it, UTC where it does not say.
+    """Parse a date or a time (ISO 8601), in UTC unless it has a zone, and convert it to UTC.
 
-    Raises ValueError when it is none.
+    Raises ValueError when it is not a time.
     """
     try:
         given = datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""`partway worker` works until it is told to stop; `partway worker try` tries a handler out."""
+"""`partway worker` claims and computes segments; `partway worker try` tries a handler."""
 
 import asyncio
 import signal
@@ -18,7 +18,7 @@ from partway.worker.process import Ending, Work
 from partway.worker.run import work
 from partway.worker.settings import WorkerSettings
 
-# A trial is for looking at the result, so it is never cut for being long.
+# In a trial, a person wants to see the result, however long it is.
 MAX_OUTPUT_CHARACTERS = 10_000_000
 
 
@@ -29,9 +29,9 @@ MAX_OUTPUT_CHARACTERS = 10_000_000
 @settings_options(WorkerSettings)
 @click.pass_context
 def worker(ctx: click.Context, /, **flags: str | None) -> None:
-    """Claim segments, compute them and write them back, until told to stop.
+    """Claim segments, compute them and write the results back, until stopped.
 
-    A handler of your own is looked for in the current folder, after what is installed.
+    Your own handler is searched in the current folder, after the installed packages.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -43,14 +43,14 @@ def worker(ctx: click.Context, /, **flags: str | None) -> None:
 
 @worker.command("try")
 @click.option("--handler", required=True, help="package.module:name, or a short name.")
-@click.option("--text", help="The segment; without it, standard input.")
+@click.option("--text", help="The text; without it, standard input is read.")
 @click.option(
     "--param",
     "params",
     type=name_value,
     multiple=True,
     metavar="NAME=VALUE",
-    help="For the handler; repeatable.",
+    help="A parameter for the handler; repeatable.",
 )
 @click.option(
     "--seconds",
@@ -64,16 +64,16 @@ def worker(ctx: click.Context, /, **flags: str | None) -> None:
 def try_out(
     handler: str, text: str | None, params: tuple[tuple[str, Any], ...], limit_seconds: float
 ) -> int:
-    """Compute one text, without a database, and print the result.
+    """Compute one text without a database, and print the result.
 
-    Exit status: 0 when it was done, 1 when not, 130 when Ctrl-C ended it.
+    Exit status: 0 done, 1 not done, 130 ended by Ctrl-C.
     """
     if text is None:
         try:
             text = sys.stdin.buffer.read().decode()
         except UnicodeDecodeError as error:
             raise click.UsageError(f"standard input is not UTF-8: {error}") from None
-    # The handler is closed before the end.
+    # Ctrl-C must raise KeyboardInterrupt here, so that the handler is closed before the exit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         ending = asyncio.run(run_one(handler, text, dict(params), limit_seconds))
@@ -82,10 +82,10 @@ def try_out(
         return 1
     except KeyboardInterrupt:
         return 130
-    said = f"{ending.kind} after {ending.run_seconds:.3f} s"
+    message = f"{ending.kind} after {ending.run_seconds:.3f} s"
     if ending.after_seconds is not None:
-        said = f"asks for another try in {ending.after_seconds:g} s"
-    print(f"{said}: {ending.error}" if ending.error else said, file=sys.stderr)
+        message = f"asks for another attempt in {ending.after_seconds:g} s"
+    print(f"{message}: {ending.error}" if ending.error else message, file=sys.stderr)
     if ending.kind != "done":
         return 1
     print(ending.result)
@@ -93,11 +93,11 @@ def try_out(
 
 
 async def run_one(handler: str, text: str, params: dict[str, Any], limit_seconds: float) -> Ending:
-    """How one attempt at the text ends, in a child as in production; HandlerError as at a start."""
+    """Run one attempt in a child, as in production; HandlerError when the handler is unusable."""
     compute = Compute(handler, 1, limit_seconds, MAX_OUTPUT_CHARACTERS)
     try:
         await compute.start()
-        # The limit ends it, not a deadline: there is no request that could have one.
+        # The time limit ends the attempt. There is no request, so the deadline is later.
         return await compute.run(Work(0, 0, 1, text, params, time.monotonic() + 2 * limit_seconds))
     finally:
         await compute.close()

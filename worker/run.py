@@ -1,4 +1,4 @@
-"""A worker claims segments, computes them and writes them back, until it is told to stop."""
+"""Runs a worker: it claims segments, computes them and writes the results back, until stopped."""
 
 import asyncio
 import logging
@@ -15,16 +15,16 @@ from partway.worker.slots import Slots
 
 log = logging.getLogger("partway.worker")
 
-# How often a lease that cannot be renewed is looked for; a fraction of slots.LET_GO_SECONDS.
-LET_GO_PAUSE_SECONDS = 0.25
+# How often leases that end soon are looked for; a fraction of slots.LEASE_MARGIN_SECONDS.
+LEASE_CHECK_SECONDS = 0.25
 
 
 async def work(
     database: DatabaseSettings, settings: WorkerSettings, metrics: MetricsSettings
 ) -> None:
-    """Work until told to stop, then end in order; nothing comes back."""
+    """Run until SIGTERM or SIGINT, then drain and close the handlers."""
     stop = stop_on_signals()
-    # Before the handler is set up, which may take minutes in which a probe asks.
+    # Metrics are served before the handler is set up: that can take minutes, and probes must pass.
     async with serve_metrics(metrics, REGISTRY), open_database(database) as db:
         compute = Compute(
             settings.handler,
@@ -50,7 +50,7 @@ async def work(
                 )
                 loops.create_task(repeat(slots.renew, lambda: third, ended, first_seconds=third))
                 loops.create_task(
-                    repeat(slots.cancel_expiring_leases, lambda: LET_GO_PAUSE_SECONDS, ended)
+                    repeat(slots.cancel_expiring_leases, lambda: LEASE_CHECK_SECONDS, ended)
                 )
                 loops.create_task(
                     repeat(

@@ -254,8 +254,8 @@ WRONG = {
     "batch: No such option.*--twice": ("batch", "--twice"),
     "batch: --retention-seconds: Input should be": ("batch", "--retention-seconds", "soon"),
     "batch: .*--retention-seconds.* requires an argument": ("batch", "--retention-seconds"),
-    "usage: .*--from.*: 'yesterday' is no time": ("usage", "--from", "yesterday"),
-    r"usage: .*--to.*: '0001-01-01T00:00\+14:00' is no time": (
+    "usage: .*--from.*: 'yesterday' is not a time": ("usage", "--from", "yesterday"),
+    r"usage: .*--to.*: '0001-01-01T00:00\+14:00' is not a time": (
         *("usage", "--to", "0001-01-01T00:00+14:00"),
     ),
     "usage: --from is later than --to: 2026-12-01 00:00:00, 2026-11-01 00:00:00": (

@@ -21,7 +21,7 @@ import pytest
 
 from partway.__main__ import main
 from partway.client import Partway
-from partway.client.command import Sending, cancel, send_and_wait
+from partway.client.command import SendOptions, cancel, send_and_wait
 from partway.store.database import Database
 from tests.actions import (
     ROOT,
@@ -232,8 +232,8 @@ async def test_what_is_missing_is_written_as_asked_and_the_exit_status_is_3(
     counted = "partial: 1 of 2 segments, 1 timed out; billed: 4 characters in, 6 out"
     lines = {mode: one_line(errors) for mode, (_, _, errors) in said.items()}
     assert lines == {
-        "source": f"{counted}; the source stands for what is missing",
-        "omit": f"{counted}; what is missing is left out",
+        "source": f"{counted}; the source is written for missing segments",
+        "omit": f"{counted}; missing segments are left out",
         "fail": f"{counted}; nothing is written",
         "json": counted,
     }
@@ -290,7 +290,7 @@ async def test_what_is_asked_for_is_what_is_sent(runs: Runs, letter: str) -> Non
 
 
 REFUSED = {
-    "401": (problem(401), "asks for a key that it knows; set PARTWAY_KEY"),
+    "401": (problem(401), "requires a valid key; set PARTWAY_KEY"),
     "413": (problem(413, detail="A body may have 9 bytes."), "(413): A body may have 9 bytes."),
     "422": (
         problem(422, errors=[{"pointer": "/deadline_ms", "detail": "must be at most 55000"}]),
@@ -314,11 +314,11 @@ async def test_a_refusal_is_one_line_and_exit_status_1(runs: Runs, letter: str, 
 
 
 async def told(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sending: Sending
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: SendOptions
 ) -> tuple[int, str]:
     """Exit status and standard error of the program in this process, whose patience is short."""
     monkeypatch.setattr("partway.client.command.RETRY_SECONDS", 0.3)
-    status = await asyncio.to_thread(send_and_wait, sending)
+    status = await asyncio.to_thread(send_and_wait, options)
     return status, capfd.readouterr().err
 
 
@@ -328,7 +328,7 @@ async def test_a_server_that_is_away_is_one_line(
     async with scripted() as server:
         gone = server.url
 
-    status, errors = await told(capfd, monkeypatch, Sending(letter, url=gone))
+    status, errors = await told(capfd, monkeypatch, SendOptions(letter, url=gone))
 
     assert status == 1
     assert one_line(errors).startswith(f"no answer from {gone}: ")
@@ -341,7 +341,7 @@ async def test_a_server_that_goes_away_later_leaves_the_id_to_come_back_with(
     gone_for_good = asyncio.Event()
     async with scripted([events(ACCEPTED), gone_for_good]) as server:
         telling = asyncio.create_task(
-            told(capfd, monkeypatch, Sending(letter, url=server.url, id="mine"))
+            told(capfd, monkeypatch, SendOptions(letter, url=server.url, id="mine"))
         )
 
         async def was_asked() -> bool:
@@ -353,7 +353,7 @@ async def test_a_server_that_goes_away_later_leaves_the_id_to_come_back_with(
         status, errors = await telling
 
     assert status == 1
-    assert "the same with --id mine attaches to it" in one_line(errors)
+    assert "retry with --id mine to attach to it" in one_line(errors)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,9 @@ async def test_what_still_runs_after_a_cancel_is_said_to_be_billed_too(
     run.process.send_signal(signal.SIGINT)
     _, _, errors = await run.end()
 
-    assert errors.endswith("; billed: 0 characters in, 0 out, and whatever still becomes done\n")
+    assert errors.endswith(
+        "; billed: 0 characters in, 0 out, plus running segments if they finish\n"
+    )
 
 
 async def test_a_cancel_that_overtakes_its_request_waits_for_it(runs: Runs, letter: str) -> None:
@@ -467,7 +469,7 @@ async def test_a_second_ctrl_c_leaves_the_request_running_and_says_so(
         status, out, errors = await run.end()
 
     assert (status, out) == (130, b"")
-    assert "not cancelled; it goes on, and the same with --id mine attaches to it" in errors
+    assert "not cancelled; the request continues: retry with --id mine to attach to it" in errors
     assert "Traceback" not in errors
 
 

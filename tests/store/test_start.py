@@ -191,8 +191,8 @@ WRONG_SETTINGS = [
     (
         ("worker", "--handler", "sleep"),
         {"WORKER_CONCURENCY": "8", "APP_OF_ANOTHER": "1"},
-        "worker: PARTWAY_WORKER_CONCURENCY: there is no such setting; is "
-        "PARTWAY_WORKER_CONCURRENCY meant?\n",
+        "worker: PARTWAY_WORKER_CONCURENCY: there is no such setting; did you mean "
+        "PARTWAY_WORKER_CONCURRENCY?\n",
     ),
     (("batch",), {"BATCH_XYZ": "8"}, "batch: PARTWAY_BATCH_XYZ: there is no such setting\n"),
     (("batch",), {"POOL_SIZE": "0"}, "batch: PARTWAY_POOL_SIZE: Input should be greater"),
@@ -224,7 +224,7 @@ WRONG_URLS = {
     "mysql://me:secret@[host/partway": "must be a URL",
     # Unicode that would become a slash or a colon is refused by the library, which shows it all.
     "mysql://me:secret\u2100@host/partway": "must be a URL",
-    "mysql://me:secret@host/partway?charset=utf8": "has an option that is not known",
+    "mysql://me:secret@host/partway?charset=utf8": "has an unknown option",
     "mysql://me:secret@host/partway?tls=maybe": "tls must be on or off",
     # Passwords that were not written as a URL wants them.
     "mysql://me:sec/secret@host/partway": "the port must be a number",
