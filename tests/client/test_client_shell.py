@@ -388,7 +388,7 @@ async def test_help_has_examples_and_every_exit_status(runs: Runs) -> None:
 
     assert (status, errors) == (0, "")
     assert b"partway send letter.txt --param source=eng" in out
-    assert b"Exit status: 0 complete, 3 partial, 1 failed, 2 wrongly called, 130" in out
+    assert b"Exit status: 0 complete, 3 partial, 1 failed, 2 wrong usage, 130" in out
 
 
 def test_it_is_installed_as_partway() -> None:

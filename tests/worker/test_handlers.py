@@ -111,7 +111,9 @@ def test_a_wrong_setting_is_named(seconds: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_setting_that_is_misspelt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTWAY_SLEEP_SECOND", "3")
 
-    with pytest.raises(ValueError, match=r"^PARTWAY_SLEEP_SECOND: .* is PARTWAY_SLEEP_SECONDS"):
+    with pytest.raises(
+        ValueError, match=r"^PARTWAY_SLEEP_SECOND: .*did you mean PARTWAY_SLEEP_SECONDS"
+    ):
         Sleep().setup()
 
 
