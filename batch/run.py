@@ -22,7 +22,7 @@ from partway.store.start import open_database
 
 log = logging.getLogger("partway.batch")
 
-# No statement takes so long while the database is available. A longer gap means that it was not.
+# No statement takes so long while the database is available. After a longer time, it was not.
 SILENT_SECONDS = 2.0
 
 # How many settlements run at once, since each waits for the disk. One at a time was 1.8 times as
