@@ -1,1 +1,1 @@
-"""Programs call Partway over HTTP: routes, bodies, keys, limits and the OpenAPI document."""
+"""Programs call Partway over HTTP, with routes, bodies, keys, limits and an OpenAPI document."""

@@ -1,4 +1,4 @@
-"""Strangers share the service, so a call shows who it comes from: by a key or a browser session."""
+"""Tenants share the service, so each call is authenticated, by a key or by a browser session."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -15,30 +15,30 @@ Scope = Literal["requests", "operator"]
 
 SCOPES: tuple[Scope, ...] = ("requests", "operator")
 
-# What a browser sends in place of a key, which no script can read and no other site can send.
+# A browser sends this instead of a key. No script can read it, and no other site can send it.
 COOKIE = "partway_session"
 
-# A working day; who works longer shows the key once more.
+# A working day. After it, a person logs in again.
 SESSION_HOURS = 12
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, and what the key was made for."""
+    """The tenant that calls, and the scopes of its key."""
 
     tenant: str
     scopes: frozenset[str]
 
 
-# Everybody, where no key is asked for.
+# Every caller of a node that requires no keys.
 ANYBODY = Caller("default", frozenset(SCOPES))
 
 
 def digest(secret: str) -> bytes:
-    """What is stored of a key or a session: nothing that could be sent in its place.
+    """The hash that is stored of a key or a session; it cannot be sent in place of the secret.
 
-    No salt and no slow hash, since the secret is 32 random bytes: there is nothing to guess, and a
-    look-up by the hash tells nothing of keys that are nearly right.
+    The secret is 32 random bytes and cannot be guessed, so the hash needs no salt and need not be
+    slow. A search by the hash reveals nothing about similar keys.
     """
     return hashlib.sha256(secret.encode()).digest()
 
@@ -61,9 +61,9 @@ WHERE  s.hash = %s
 
 
 async def find_caller(db: Database, key: str | None, session: str | None) -> Caller | None:
-    """Whose key or else whose session this is; None when it is nobody's (any more).
+    """The caller that has this key, or else this session; None when it is not valid.
 
-    Asked at each call: one read by primary key, and a key that is revoked ends at once everywhere.
+    It is read at each call, by primary key, so that a revoked key ends at once on all nodes.
     """
     if key is not None:
         rows = await db.read(FIND_KEY, (digest(key),))
@@ -78,16 +78,17 @@ ANY_KEY = "SELECT 1 FROM access_keys WHERE revoked_at IS NULL LIMIT 1"
 
 
 async def has_any_key(db: Database) -> bool:
-    """Whether there is a key with which anybody could call."""
+    """Whether there is a key that is not revoked."""
     return bool(await db.read(ANY_KEY))
 
 
 def require_scope(
     db: Database, settings: AppSettings, *scopes: Scope
 ) -> Callable[[Call], Awaitable[Caller]]:
-    """The dependency of a route that a caller with any of these scopes may use.
+    """The FastAPI dependency of a route for callers that have any of these scopes.
 
-    It gives the Caller; Problem 401 when nobody is known by what was sent, 403 without a scope.
+    It returns the Caller. It raises Problem 401 when the key or session is not valid, and 403 when
+    the key has none of the scopes.
     """
 
     async def caller(call: Call) -> Caller:
@@ -100,7 +101,7 @@ def require_scope(
         else:
             found = await find_caller(db, key.strip() if scheme.lower() == "bearer" else None, None)
         if found is None:
-            raise unauthorized("Send a key that is not revoked: Authorization: Bearer pw_…")
+            raise unauthorized("Send a valid key: Authorization: Bearer pw_…")
         if found.scopes.isdisjoint(scopes):
             raise Problem("forbidden", f"This needs a key with the scope {' or '.join(scopes)}.")
         return found
@@ -109,5 +110,5 @@ def require_scope(
 
 
 def unauthorized(detail: str) -> Problem:
-    """The problem of one who is not known; it never repeats what was sent."""
+    """The problem for a caller without a valid key; it never repeats the key."""
     return Problem("unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})

@@ -1,4 +1,4 @@
-"""A caller asks what it may send, and what was metered for it."""
+"""Callers read what they may send and what was metered for them, by these routes."""
 
 from typing import Annotated, Literal
 
@@ -36,13 +36,13 @@ TenantName = Annotated[str | None, Query(json_schema_extra=TENANT_IN_QUERY)]
 
 
 async def csv_reply(db: Database, period: Period, by: Literal["day", "request"]) -> Response:
-    """What was metered as CSV, sent as it is read: a line for each day, or for each request."""
+    """What was metered as CSV, with a line for each day or each request, sent while it is read."""
     columns, pages = (
         (DAY_COLUMNS, by_day(db, period))
         if by == "day"
         else (REQUEST_COLUMNS, by_request(db, period))
     )
-    # Before the first byte is sent: a later error can only cut the reply off.
+    # Read before the first byte is sent, since a later error can only break the reply off.
     first = await anext(pages, list[Row]())
     return StreamingResponse(
         as_csv(columns, first, pages),
@@ -74,12 +74,13 @@ def account_routes(service: RequestService) -> APIRouter:
         tenant: TenantName = None,
         format_: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
         by: Annotated[
-            Literal["day", "request"], Query(description="What a line of CSV is of.")
+            Literal["day", "request"], Query(description="What each line of CSV stands for.")
         ] = "day",
     ) -> Response:
-        """What was metered from `from` to before `to`; this month so far where they are not sent.
+        """What was metered from `from` until before `to`; without them, in this month so far.
 
-        Of the caller's tenant. With the scope `operator`: of any tenant, or of `*`, which is all.
+        It is for the caller's tenant. With the scope `operator`, it can be for any tenant, or for
+        `*`, which is all of them.
         """
         whose = caller.tenant if tenant is None else tenant
         if whose != caller.tenant and "operator" not in caller.scopes:

@@ -1,4 +1,4 @@
-"""A request body is checked in one place and refused with the name of what is wrong."""
+"""A request body is checked in one place, and each fault in it is named with its place."""
 
 import hashlib
 import json
@@ -14,13 +14,13 @@ from partway.app.requests.split import Pieces, split
 from partway.app.requests.submission import PUBLIC_ID, Submission
 from partway.app.settings import AppSettings
 
-# A person reads this many; a body of two megabytes can hold a million.
+# A body of two megabytes can have a million faults. A person reads this many.
 MAX_ERRORS_NAMED = 20
 
-# Far from where the parsers of this program and of a handler give up.
+# Far below the depth at which the JSON parsers of this program and of handlers fail.
 MAX_DEPTH = 100
 
-# A name that nobody asked for may be as long as the body, and is not to be repeated whole.
+# The name of an unknown field may be as long as the body, so it is not repeated whole.
 MAX_NAME_CHARACTERS = 64
 
 
@@ -30,42 +30,42 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     document: str | None = Field(
-        None, description="The text to be split. Either this or `segments`.", min_length=1
+        None, description="The text to be split. Send either this or `segments`.", min_length=1
     )
-    # fail_fast: to name a million wrong items would take seconds in which no other call goes on.
+    # fail_fast: to name a million wrong items would take seconds, in which every other call waits.
     segments: list[str] | None = Field(
         None,
-        description="The segments, where the caller splits by itself.",
+        description="The segments, if the caller splits its text itself.",
         min_length=1,
         fail_fast=True,
     )
     language: str = Field(
         "en",
-        description="The language of the text, for splitting it (BCP 47).",
+        description="The language of the text (BCP 47), which decides where it is split.",
         pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$",
         max_length=35,
     )
     params: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Handed to the handler unchanged."
+        default_factory=dict, description="Given to the handler unchanged."
     )
     deadline_ms: int = Field(
         30_000, ge=1, description="How long the caller waits for the answer, in milliseconds."
     )
     on_missing: Literal["null", "source", "omit"] | None = Field(
         "null",
-        description="What stands in `document` for a segment that is not done: no document at all, "
-        "its source, or nothing.",
+        description="What `document` has in place of a segment that is not done: with `source` its "
+        "source, with `omit` nothing. With `null` there is no document then.",
     )
     on_disconnect: Literal["continue", "cancel"] | None = Field(
         None,
-        description="What becomes of the request when the caller goes away. By default it goes on "
-        "after PUT, whose caller can come back, and is closed after POST.",
+        description="What happens to the request when its caller disconnects. By default it "
+        "continues after PUT, which can be retried with the same id, and is closed after POST.",
     )
 
     @field_validator("deadline_ms", mode="before")
     @classmethod
-    def _whole(cls, value: object) -> object:
-        # 5.0 is an integer to JSON Schema, and what some languages make of every number.
+    def _to_integer(cls, value: object) -> object:
+        # In JSON Schema 5.0 is an integer, and some languages write every number in this form.
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -75,13 +75,13 @@ def invalid_request(wrong: list[FieldError]) -> Problem:
 
 
 async def read_body(call: Call, limit: int) -> bytes:
-    """The body of a call; Problem 413 when it has more bytes than `limit`, however it is sent.
+    """The body of a call; Problem 413 when it has more bytes than `limit`.
 
-    Problem 415 when it is compressed: small as it comes, it could be any size.
+    Raises Problem 415 when it is compressed, since a small body could expand to any size.
     """
     if call.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem("unsupported-media-type", "Send the body without a Content-Encoding.")
-    # The framework's own limit answers in plain text where a call fails before its body is read.
+    # FastAPI's own limit sends plain text when a call fails before its body is read.
     raw = bytearray()
     announced = int(call.headers.get("content-length", 0))
     if announced <= limit:
@@ -90,16 +90,16 @@ async def read_body(call: Call, limit: int) -> bytes:
             if len(raw) > limit:
                 break
     if max(announced, len(raw)) > limit:
-        raise Problem("body-too-large", f"A body may have {limit} bytes.")
+        raise Problem("body-too-large", f"A body may have at most {limit} bytes.")
     return bytes(raw)
 
 
 def read_submission(
     raw: bytes, content_type: str | None, public_id: str | None, own_id: str, settings: AppSettings
 ) -> Submission:
-    """The request in a body; Problem 400, 415 or 422 says what is wrong with it, and where.
+    """The request in a body. Raises Problem 400, 415 or 422 that names each fault and its place.
 
-    `public_id` is the caller's own id, None when there is none and `own_id` is to be used.
+    `public_id` is the id that the caller chose. If it is None, the request gets `own_id`.
     """
     media_type = (content_type or "").split(";")[0].strip().lower()
     if media_type != "application/json":
@@ -135,27 +135,27 @@ def read_submission(
 
 
 def raise_if_any(wrong: Iterator[FieldError]) -> None:
-    """Nothing when there is no fault; otherwise Problem 422 names the first of them."""
+    """Raise Problem 422 with the first of these faults, when there is any."""
     first = list(islice(wrong, MAX_ERRORS_NAMED))
     if first:
         raise invalid_request(first)
 
 
 def check_public_id(public_id: str) -> str:
-    """The id as it came; Problem 422 when it has characters that an id must not have."""
+    """The id unchanged; Problem 422 when it is not valid."""
     if PUBLIC_ID.fullmatch(public_id) is None:
         raise Problem(
             "invalid-request",
-            "An id is a letter or digit, then at most 63 of letters, digits and the marks . _ ~ -",
+            "An id begins with a letter or digit. Up to 63 letters, digits and . _ ~ - can follow.",
         )
     return public_id
 
 
 def read_json(raw: bytes) -> Any:
-    """What the JSON says; Problem 400 or 422 when a number is not finite or a text not UTF-8."""
+    """The value in a JSON text. Raises Problem 400 when it is not valid, 422 when not storable."""
 
-    def not_a_number(word: str) -> NoReturn:
-        raise Problem("invalid-json", f"The body is not JSON: {word} is not a number.")
+    def not_a_number(literal: str) -> NoReturn:
+        raise Problem("invalid-json", f"The body is not JSON: {literal} is not a number.")
 
     def finite(digits: str) -> float:
         number = float(digits)
@@ -167,7 +167,7 @@ def read_json(raw: bytes) -> Any:
         value = json.loads(raw.decode(), parse_constant=not_a_number, parse_float=finite)
     except UnicodeDecodeError as error:
         raise Problem(
-            "invalid-json", f"The body is not UTF-8: byte {error.start} cannot be read."
+            "invalid-json", f"The body is not UTF-8: byte {error.start} cannot be decoded."
         ) from None
     except json.JSONDecodeError as error:
         raise Problem(
@@ -176,14 +176,14 @@ def read_json(raw: bytes) -> Any:
         ) from None
     except RecursionError:
         raise Problem("invalid-json", "The body is nested too deeply.") from None
-    except ValueError:  # an integer of more digits than Python will read
-        raise Problem("invalid-json", "The body holds a number with too many digits.") from None
+    except ValueError:  # an integer with more digits than Python reads
+        raise Problem("invalid-json", "The body has a number with too many digits.") from None
     raise_if_any(find_unstorable(value, "", 0))
     return value
 
 
 def find_unstorable(value: Any, pointer: str, depth: int) -> Iterator[FieldError]:
-    """The places at and below `pointer` that are too deep, or not to be written as UTF-8."""
+    """The places at and below `pointer` that are too deep, or cannot be encoded as UTF-8."""
     if depth > MAX_DEPTH:
         yield FieldError(pointer, f"is more than {MAX_DEPTH} levels deep")
     elif isinstance(value, str):
@@ -201,7 +201,7 @@ def find_unstorable(value: Any, pointer: str, depth: int) -> Iterator[FieldError
 
 
 def find_unknown_fields(value: Any) -> Iterator[FieldError]:
-    """What a body must not have at its top; nothing when it is an object with our fields only."""
+    """The fields of a body that a request does not have, or one fault when it is no object."""
     if not isinstance(value, dict):
         yield FieldError("", "must be a JSON object")
         return
@@ -211,31 +211,28 @@ def find_unknown_fields(value: Any) -> Iterator[FieldError]:
 
 
 def escape_pointer(key: str) -> str:
-    """A member's name as a part of a JSON pointer (RFC 6901), cut where it is too long."""
+    """The name of a field as a part of a JSON pointer (RFC 6901), cut when it is too long."""
     name = key[:MAX_NAME_CHARACTERS].encode("utf-8", "replace").decode()
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def to_field_errors(error: ValidationError) -> list[FieldError]:
-    """What pydantic found wrong, each with its JSON pointer; the text itself is never repeated."""
+    """The faults that pydantic found, each with its JSON pointer. The text is never repeated."""
     return [
         FieldError(
-            "".join(f"/{escape_pointer(str(part))}" for part in found["loc"]), said(found["msg"])
+            "".join(f"/{escape_pointer(str(part))}" for part in fault["loc"]),
+            # The message continues a sentence that begins with the place.
+            fault["msg"][0].lower() + fault["msg"][1:],
         )
-        for found in error.errors(include_url=False, include_input=False, include_context=False)
+        for fault in error.errors(include_url=False, include_input=False, include_context=False)
     ]
 
 
-def said(message: str) -> str:
-    """pydantic's sentence as the rest of «/field: …»."""
-    return message[0].lower() + message[1:]
-
-
 def find_over_limits(body: Body, settings: AppSettings) -> Iterator[FieldError]:
-    """What is more than this node takes; nothing when all of it fits."""
+    """The places where a body exceeds the limits of this node."""
     if (body.document is None) == (body.segments is None):
-        yield FieldError("", "must have one of document and segments, and not both")
-    # The default never is too much: it shrinks to what this node allows.
+        yield FieldError("", "must have either document or segments")
+    # A default that is too long for this node is shortened, so it is no fault.
     if "deadline_ms" in body.model_fields_set and body.deadline_ms > settings.max_deadline_ms:
         yield FieldError("/deadline_ms", f"must be at most {settings.max_deadline_ms}")
     if len(json.dumps(body.params, ensure_ascii=False).encode()) > settings.max_params_bytes:
@@ -248,7 +245,7 @@ def find_over_limits(body: Body, settings: AppSettings) -> Iterator[FieldError]:
 
 
 def find_too_many(sources: list[str], pointer: str, settings: AppSettings) -> Iterator[FieldError]:
-    """The fault of having more segments than this node takes; nothing when there are not."""
+    """A fault when there are more segments than this node allows."""
     if len(sources) > settings.max_segments:
         yield FieldError(
             pointer, f"gives {len(sources)} segments; {settings.max_segments} are allowed"

@@ -1,4 +1,4 @@
-"""Callers write programs against the OpenAPI document, so it names all that a call may answer."""
+"""Callers write programs against the OpenAPI document, so it describes every possible response."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -6,13 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
 
-from partway.app import problems
 from partway.app.api.body import MAX_DEPTH, Body
 from partway.app.api.usage import EVERYBODY, UsageAnswer
-from partway.app.problems import KINDS, NO_TYPE, PROBLEM_MEDIA_TYPE, URN, FieldError
+from partway.app.problems import KINDS, NO_TYPE, PROBLEM_MEDIA_TYPE, URN, FieldError, Problem
 from partway.app.requests.answer import Answer, Counts, SegmentAnswer, Usage
 from partway.app.requests.events import EVENT_ID, EVENTS, Accepted, Working
 from partway.app.requests.ledger import Metered
@@ -24,47 +23,57 @@ COMPONENTS = "#/components/schemas/{model}"
 EXAMPLE_TIME = datetime(2026, 11, 30, 19, 47, 3, 746925, tzinfo=UTC)
 
 
-class Problem(BaseModel):
+class ProblemDocument(BaseModel):
     """What was wrong, and where (RFC 9457)."""
 
+    model_config = ConfigDict(title="Problem")
+
     type: str = Field(
-        description="The kind, for programs; about:blank where the status says it all.",
+        description="The kind, for programs; about:blank when the status says everything.",
         json_schema_extra={"enum": [*(URN + kind for kind in KINDS), NO_TYPE]},
     )
     title: str
     status: int = Field(ge=400, le=599)
     detail: str
     errors: list[FieldError] = Field(
-        [], description="Each fault of a body with its place, the first twenty of them."
+        [], description="The faults of a body with their places, at most twenty of them."
     )
 
 
-class SettledProblem(Problem):
-    """The request was metered and deleted; what was metered is all that is left."""
+class SettledProblemDocument(ProblemDocument):
+    """The request was metered and deleted. Only what was metered is left."""
+
+    model_config = ConfigDict(title="SettledProblem")
 
     metered: Metered
 
 
+# The models by their names in the OpenAPI document.
+PROBLEM_MODELS: Mapping[str, type[BaseModel]] = {
+    "Problem": ProblemDocument,
+    "SettledProblem": SettledProblemDocument,
+}
+
 RETRY_AFTER = {
     "Retry-After": {
-        "description": "After how many seconds to come back.",
+        "description": "After how many seconds to retry.",
         "schema": {"type": "integer", "minimum": 1},
     }
 }
 
 WWW_AUTHENTICATE = {
     "WWW-Authenticate": {
-        "description": "How to say who calls.",
+        "description": "How to authenticate.",
         "required": True,
         "schema": {"const": "Bearer", "type": "string"},
     }
 }
 
-# Not required: there is none where the tenant has no limit.
+# Not required, since they are not sent when the tenant has no limit.
 RATE_HEADERS = {
     "RateLimit": {
-        "description": "What is left of the characters of a minute, and in how many seconds all of "
-        "them are there again (draft-ietf-httpapi-ratelimit-headers).",
+        "description": "How many characters may still be sent, and in how many seconds the "
+        "allowance is full again (draft-ietf-httpapi-ratelimit-headers).",
         "schema": {"type": "string"},
         "example": '"characters";r=99997000;t=1',
     },
@@ -75,7 +84,7 @@ RATE_HEADERS = {
     },
 }
 
-# What a problem of this status is sent with.
+# The headers of a problem, by its status.
 PROBLEM_HEADERS: Mapping[int, Mapping[str, Any]] = {
     401: WWW_AUTHENTICATE,
     429: RETRY_AFTER | RATE_HEADERS,
@@ -89,13 +98,13 @@ ANSWER_HEADERS = {
         "schema": {"$ref": COMPONENTS.format(model="Outcome")},
     },
     "Content-Location": {
-        "description": "Where this answer can be read until it is settled.",
+        "description": "Where this answer can be read until the request is settled.",
         "required": True,
         "schema": {"type": "string", "format": "uri-reference"},
     },
 }
 
-# The operation ids are the names of the route functions.
+# The operation ids are the names of the functions in routes.py.
 LINKS = {
     "read": {"operationId": "get_request", "parameters": {"public_id": "$response.body#/id"}},
     "cancel": {"operationId": "cancel_request", "parameters": {"public_id": "$response.body#/id"}},
@@ -104,7 +113,7 @@ LINKS = {
 
 PREFERENCE_APPLIED = {
     "Preference-Applied": {
-        "description": "What of the header Prefer was done (RFC 7240).",
+        "description": "The preferences of the header Prefer that were applied (RFC 7240).",
         "schema": {"type": "string"},
         "example": "wait=20",
     }
@@ -118,33 +127,32 @@ LOCATION = {
     }
 }
 
-# Headers of calls, none of which must be there; what of Prefer is not known is ignored.
+# Headers that a call may send. Unknown preferences are ignored.
 RESPOND_ASYNC = {
     "name": "Prefer",
     "in": "header",
-    "description": "respond-async: to be answered with 202 while the request still runs, after N "
-    "seconds with wait=N. The request goes on when its caller leaves (RFC 7240).",
+    "description": "respond-async: answer with 202 while the request still runs; with wait=N, "
+    "after N seconds. The request continues when its caller disconnects (RFC 7240).",
     "schema": {"type": "string"},
     "example": "respond-async, wait=5",
 }
 WAIT = {
     "name": "Prefer",
     "in": "header",
-    "description": "wait=N: to be answered at the end of the request, or after N seconds "
-    "(RFC 7240).",
+    "description": "wait=N: answer when the request ends, or after N seconds (RFC 7240).",
     "schema": {"type": "string"},
     "example": "wait=20",
 }
 LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
-    "description": "The id of the last event that was read: how many segments the reader has, and "
-    "which. It gets the rest.",
+    "description": "The id of the last event that was read. It says how many segments the reader "
+    "has, and which. The stream continues with the others.",
     "schema": {"type": "string", "pattern": f"^({EVENT_ID.pattern})?$"},
     "example": "3:0-1,5",
 }
 
-# The four events by their names; an id is what Last-Event-ID says after it.
+# The data of the four events, by their names.
 EVENT_MODELS: Mapping[str, type[BaseModel]] = {
     "accepted": Accepted,
     "segment": SegmentAnswer,
@@ -191,28 +199,28 @@ day,tenant,status,billed,requests,segments,input_characters,output_characters
 
 
 def api_router() -> APIRouter:
-    """A router whose operations are called as their functions are, in the OpenAPI document."""
+    """A router whose functions give their names to the operations in the OpenAPI document."""
     return APIRouter(generate_unique_id_function=lambda route: route.name)
 
 
 def event_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
-    """What an event is once it is read: its name, its id where it has one, and the JSON in it."""
-    said = {"$ref": COMPONENTS.format(model=model.__name__)}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
+    """The schema of a parsed event: its name, its JSON, and its id unless it has none."""
+    content = {"$ref": COMPONENTS.format(model=model.__name__)}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
     fields: dict[str, Any] = {"event": {"const": name}, "data": data}
     if name != "working":
         fields["id"] = {"type": "string", "pattern": f"^{EVENT_ID.pattern}$"}
     return {"type": "object", "required": list(fields), "properties": fields}
 
 
-# As OpenAPI 3.2 describes a stream, and the framework its own.
+# OpenAPI 3.2 describes a stream in this form, and so does FastAPI.
 EVENT_STREAM: dict[str, Any] = {
     EVENTS: {"itemSchema": {"oneOf": [event_schema(*named) for named in EVENT_MODELS.items()]}}
 }
 
 
 def request_body(settings: AppSettings) -> dict[str, Any]:
-    """The body of POST and PUT, with the limits of this node."""
+    """The OpenAPI description of the body of POST and PUT, with the limits of this node."""
     schema = Body.model_json_schema()
     schema.pop("$defs")
     fields = schema["properties"]
@@ -240,92 +248,91 @@ def request_body(settings: AppSettings) -> dict[str, Any]:
 
 
 def header_parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call may send with this header, besides what the framework knows of."""
+    """The OpenAPI description of a header that FastAPI does not know of."""
     return {"parameters": [dict(parameter)]}
 
 
 def answer_responses(
     *kinds: str, headers: dict[str, Any] | None = None
 ) -> dict[int | str, dict[str, Any]]:
-    """The responses of a call that answers a request, or with one of these kinds of problem."""
+    """The responses of a call that returns an answer, or one of these kinds of problem."""
     answer = {
         "model": Answer,
-        "description": "What is there of the request.",
+        "description": "The state of the request, with its results.",
         "headers": ANSWER_HEADERS | (headers or {}),
     }
     return {200: answer, **problem_responses(*kinds)}
 
 
 def begin_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The responses of a call that brings a request, or with one of these kinds of problem."""
+    """The responses of a call that sends a request, with one of these kinds of problem."""
     responses = answer_responses(*kinds, headers=RATE_HEADERS | PREFERENCE_APPLIED)
     early = {
-        "description": "The request runs; the caller preferred not to wait for its end.",
+        "description": "The request runs. The caller preferred not to wait for its end.",
         "headers": responses[200]["headers"] | LOCATION,
     }
     responses[200] |= {"links": LINKS, "content": EVENT_STREAM}
     responses[200]["description"] = (
-        "What is there of the request; event by event with Accept: text/event-stream."
+        "The state of the request, with its results; as events with Accept: text/event-stream."
     )
     return {**responses, 202: {"model": Answer, "links": LINKS, **early}}
 
 
 def event_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The responses of a call that watches a request, or with one of these kinds of problem."""
-    place = {"Content-Location": ANSWER_HEADERS["Content-Location"]}
+    """The responses of a call that streams events, or returns one of these kinds of problem."""
+    location = {"Content-Location": ANSWER_HEADERS["Content-Location"]}
+    events = {"description": "The events until `end`.", "headers": location}
     return {
-        200: {"description": "The events, to the end.", "headers": place, "content": EVENT_STREAM},
-        204: {"description": "The reader has had the end already."},
+        200: events | {"content": EVENT_STREAM},
+        204: {"description": "The reader has the event `end` already."},
         **problem_responses(*kinds),
     }
 
 
 def usage_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The responses of a call that answers with what was metered, or with one of these problems."""
+    """The responses of a call that returns what was metered, or one of these kinds of problem."""
     table = {"text/csv": {"schema": {"type": "string"}, "example": EXAMPLE_CSV}}
-    found = {"model": UsageAnswer, "description": "What was metered.", "content": table}
-    return {200: found, **problem_responses(*kinds)}
+    usage = {"model": UsageAnswer, "description": "What was metered.", "content": table}
+    return {200: usage, **problem_responses(*kinds)}
 
 
 def problem_responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The responses with one of these kinds of problem, by their status."""
+    """The responses with these kinds of problem, by status."""
     by_status: dict[int, list[str]] = defaultdict(list)
     for kind in (*kinds, "internal"):
         by_status[KINDS[kind][0]].append(kind)
-    return {
-        status: problem_response(status, kinds_of_it) for status, kinds_of_it in by_status.items()
-    }
+    return {status: problem_response(status, same) for status, same in by_status.items()}
 
 
 def problem_response(status: int, kinds: list[str]) -> dict[str, Any]:
-    """The response of this status, which these kinds of problem share."""
+    """The response with this status, which these kinds of problem share."""
     model = "SettledProblem" if "settled" in kinds else "Problem"
     return {
         "description": "; ".join(KINDS[kind][1] for kind in kinds) + ".",
         "content": {
             PROBLEM_MEDIA_TYPE: {
                 "schema": {"$ref": COMPONENTS.format(model=model)},
-                "examples": {kind: {"value": example(kind)} for kind in kinds},
+                "examples": {kind: {"value": example_problem(kind)} for kind in kinds},
             }
         },
         **({"headers": PROBLEM_HEADERS[status]} if status in PROBLEM_HEADERS else {}),
     }
 
 
-def example(kind: str) -> dict[str, Any]:
-    """A problem of this kind, as it is answered."""
+def example_problem(kind: str) -> dict[str, Any]:
+    """A problem document of this kind."""
     wrong = (
         [FieldError("/deadline_ms", "must be at most 55000")] if kind == "invalid-request" else None
     )
     members = {"metered": EXAMPLE_METERED} if kind == "settled" else None
-    said = f"{KINDS[kind][1]}."
-    return problems.Problem(kind, said, wrong=wrong, members=members).document()
+    detail = f"{KINDS[kind][1]}."
+    return Problem(kind, detail, wrong=wrong, members=members).document()
 
 
-# How an id is written, where a path has one.
+# The form of an id in a path.
 ID_IN_PATH = {"pattern": f"^{PUBLIC_ID.pattern}$"}
 
-# How a time is written in a query; UTC where it does not say.
+# The forms of a time in a query. Without a time zone it is UTC.
 TIME_IN_QUERY = {
     "anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]
 }
@@ -335,32 +342,34 @@ TENANT_IN_QUERY = {
         {"type": "string", "pattern": f"^{PUBLIC_ID.pattern}$"},
         {"type": "string", "const": EVERYBODY},
     ],
-    "description": f"Whose, for operators; {EVERYBODY} for all.",
+    "description": f"The tenant, for operators; {EVERYBODY} for all.",
 }
 
-# Under the name that each operation refers to, but for those that say nothing of anybody.
+# All operations need a key, except those that tell nothing about any tenant.
 KEY_SCHEME = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A key of the tenant's, as `partway keys create` shows it once.",
+        "description": "A key of the tenant. `partway keys create` prints it once.",
     }
 }
 WITHOUT_A_KEY: dict[str, Any] = {"security": []}
 
 
 def complete_document(document: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI document of the framework, with the schemas that it cannot know of."""
+    """FastAPI's OpenAPI document, with the schemas that FastAPI does not know of."""
     schemas = document["components"]["schemas"]
-    _, ours = models_json_schema(
+    _, more = models_json_schema(
         [
-            *((Problem, "validation"), (SettledProblem, "validation")),
+            *((model, "validation") for model in PROBLEM_MODELS.values()),
             *((Accepted, "serialization"), (Working, "serialization")),
         ],
         ref_template=COMPONENTS,
     )
-    schemas |= ours["$defs"]
-    # Not with the response: the framework would take every null out of it.
+    schemas |= more["$defs"]
+    for name, model in PROBLEM_MODELS.items():
+        schemas[name] = schemas.pop(model.__name__)
+    # FastAPI would remove every null from an example of a response, so it stands in the schema.
     schemas["Answer"]["examples"] = [EXAMPLE_ANSWER.model_dump(mode="json")]
     schemas["Outcome"] = schemas["Answer"]["properties"]["status"]
     document["components"]["securitySchemes"] = KEY_SCHEME

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a call is answered as one problem document (RFC 9457)."""
+"""Each kind of exception in a call is answered with one problem document (RFC 9457)."""
 
 from fastapi import FastAPI, Response
 from fastapi import Request as Call
@@ -14,12 +14,12 @@ from partway.app.problems import NO_TYPE, PROBLEM_MEDIA_TYPE, Problem, plain_doc
 from partway.app.requests.ledger import Settled
 from partway.store.database import Unavailable
 
-# A restarted database is back by then, and the caller's request still runs.
+# A database that restarts is usually available again, and the caller's request still runs.
 RETRY_AFTER_SECONDS = 2
 
 
 def add_error_handlers(api: FastAPI) -> None:
-    """Answer each kind of exception with its problem; nothing comes back."""
+    """Register the handler of each kind of exception."""
 
     @api.exception_handler(Problem)
     async def on_problem(_: Call, problem: Problem) -> Response:
@@ -32,7 +32,7 @@ def add_error_handlers(api: FastAPI) -> None:
         return problem_reply(
             Problem(
                 "settled",
-                "The answer is no longer stored; this is what was metered.",
+                "The answer is no longer stored. `metered` says what was metered.",
                 members={"metered": {**vars(metered), "settled_at": at}},
             )
         )
@@ -56,7 +56,7 @@ def add_error_handlers(api: FastAPI) -> None:
     async def on_http_error(call: Call, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            # The framework names the methods of the first route only.
+            # FastAPI names only the methods of the first route that has this path.
             headers["Allow"] = ", ".join(sorted(allowed_methods(api, call)))
         PROBLEMS[NO_TYPE].inc()
         return JSONResponse(
@@ -68,7 +68,7 @@ def add_error_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def on_disconnect(call: Call, error: ClientDisconnect) -> Response:
-        # In the middle of its body: nothing is stored, and nobody reads this.
+        # The caller left while it sent its body. Nothing is stored, and no one reads this answer.
         if hasattr(call.state, "open_call"):
             call.state.open_call.outcome = "client_gone"
         return problem_reply(Problem("invalid-json", "The body ended early."))
@@ -77,12 +77,12 @@ def add_error_handlers(api: FastAPI) -> None:
     async def on_failure(_: Call, error: Exception) -> Response:
         # The server logs the stack; a caller cannot use it.
         return problem_reply(
-            Problem("internal", "The failure is logged. Nothing is billed for it.")
+            Problem("internal", "The error is logged. Nothing is billed for this call.")
         )
 
 
 def allowed_methods(api: FastAPI, call: Call) -> set[str]:
-    """The methods that exist for the path of a call."""
+    """The methods that the routes of this path accept."""
     return {
         method
         for route in api.routes

@@ -1,4 +1,4 @@
-"""Load balancers and operators ask whether a node lives, can work, and what it counts."""
+"""Load balancers and operators ask whether a node runs, whether it is ready, and what it counts."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -17,12 +17,12 @@ def health_routes(service: RequestService) -> APIRouter:
 
     @router.get("/livez", responses=problem_responses(), openapi_extra=WITHOUT_A_KEY)
     async def livez() -> dict[str, str]:
-        """The process answers."""
+        """The process runs."""
         return {"status": "ok"}
 
     @router.get("/readyz", responses=problem_responses("unavailable"), openapi_extra=WITHOUT_A_KEY)
     async def readyz() -> dict[str, str]:
-        """The node can take requests: it reaches the database and is not about to stop."""
+        """The node accepts requests: it reaches the database, and it is not stopping."""
         if service.is_stopping:
             raise Problem("unavailable", "This node is stopping.", retry_after_seconds=1)
         await read_request(service.db, "", "")
@@ -35,7 +35,7 @@ def health_routes(service: RequestService) -> APIRouter:
         openapi_extra=WITHOUT_A_KEY,
     )
     async def metrics() -> Response:
-        """What this node counts, as Prometheus reads it; nothing in it names a tenant."""
+        """The metrics of this node, for Prometheus. They name no tenant."""
         return Response(render_metrics(REGISTRY), media_type=TEXT)
 
     return router

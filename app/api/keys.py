@@ -1,4 +1,4 @@
-"""People who have the database make keys for callers, list them, and revoke them."""
+"""Operators create the keys of tenants, list them and revoke them, all directly in the database."""
 
 import secrets
 from collections.abc import Sequence
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from partway.app.api.access import digest
 from partway.store.database import Database, Row
 
-# By which a key that leaked is found, in a text or by a program that looks for such.
+# Every key begins with this, so that a scanner for secrets can find one that leaked.
 MARK = "pw_"
 
-# Enough to tell a thousand million keys apart, and short enough to be typed.
+# Enough to distinguish a thousand million keys, and short enough to type.
 SHOWN_HEX_DIGITS = 12
 
 
 class KeyNotFound(Exception):
-    """No key, or more than one, begins with the digits; the message says which."""
+    """Raised when no key, or more than one key, begins with the digits; the message says which."""
 
 
 CREATE_KEY = """
@@ -25,7 +25,7 @@ ON DUPLICATE KEY UPDATE tenant = tenant
 
 
 async def create_key(db: Database, tenant: str, scopes: Sequence[str], name: str) -> str:
-    """A new key of this tenant's, which nobody can read again anywhere."""
+    """A new key of this tenant. Only its hash is stored, so it cannot be read again."""
     key = MARK + secrets.token_urlsafe(32)
     await db.write(CREATE_KEY, (digest(key), tenant, ",".join(scopes), name))
     return key
@@ -41,12 +41,12 @@ COLUMNS = ("key", "tenant", "scopes", "name", "created_at", "revoked_at")
 
 
 async def list_keys(db: Database) -> list[Row]:
-    """What is known of every key; the key itself is not."""
+    """What is stored of every key, which is not the key itself."""
     return await db.read(LIST_KEYS, (SHOWN_HEX_DIGITS,))
 
 
 def prefix_of(key: str) -> str:
-    """The digits by which a list shows a key, and by which it is revoked."""
+    """The first digits of the key's hash, by which it is listed and revoked."""
     return digest(key).hex()[:SHOWN_HEX_DIGITS]
 
 
@@ -66,11 +66,14 @@ WHERE  hash = %s
 
 
 async def revoke_key(db: Database, prefix: str) -> Row:
-    """The key that begins like this, worth nothing from now on; KeyNotFound when it is not one."""
-    found = await db.read(FIND_BY_PREFIX, (len(prefix), prefix))
-    if not found:
+    """Revoke the key whose hash begins with these digits, and return its row.
+
+    Raises KeyNotFound when there is not exactly one such key.
+    """
+    rows = await db.read(FIND_BY_PREFIX, (len(prefix), prefix))
+    if not rows:
         raise KeyNotFound(f"no key begins with {prefix}")
-    if len(found) > 1:
-        raise KeyNotFound(f"more than one key begins with {prefix}: write more of it")
-    await db.write(REVOKE_KEY, (found[0]["hash"],))
-    return found[0]
+    if len(rows) > 1:
+        raise KeyNotFound(f"more than one key begins with {prefix}: give more digits")
+    await db.write(REVOKE_KEY, (rows[0]["hash"],))
+    return rows[0]

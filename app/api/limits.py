@@ -1,4 +1,4 @@
-"""A caller asks what it may send, and what is left of it."""
+"""A caller can read its limits, and what is left of them, before it sends a request."""
 
 from pydantic import BaseModel, Field
 

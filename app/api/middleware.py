@@ -1,4 +1,4 @@
-"""Every call passes here, so that a route that is added later is counted and guarded too."""
+"""Every call passes this middleware, so that new routes are counted and guarded too."""
 
 from fastapi import Request as Call
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,10 +14,10 @@ SESSION_PATHS = ("/login", "/logout")
 
 
 def guarded(app: ASGIApp, settings: AppSettings) -> ASGIApp:
-    """The application, for calls that no page of another site can have made.
+    """The application, without the calls that pages of other sites make.
 
-    Where keys are required, only what a browser sends by itself can be misused: a cookie, and the
-    form that sets it. A program that sends a key may call the node by any name.
+    If keys are required, such a page can misuse only the cookie, which a browser adds by itself,
+    and the form that sets it. A program that sends a key may call the node by any host name.
     """
     names = allowed_hosts(settings)
 
@@ -36,7 +36,7 @@ def guarded(app: ASGIApp, settings: AppSettings) -> ASGIApp:
 
 
 def counted(app: ASGIApp) -> ASGIApp:
-    """The application, in which each POST and PUT of a request is counted by how it ended.
+    """The application, with each POST and PUT of a request counted by how it ended.
 
     It is the outermost layer, so that calls that reach no route are counted too.
     """

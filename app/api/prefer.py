@@ -1,4 +1,4 @@
-"""A caller can ask for its answer later, or wait a while where it only reads (RFC 7240)."""
+"""A caller can ask for an early answer, or for a wait before a read, by Prefer (RFC 7240)."""
 
 import re
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 VALUE = rf'(?:{NAME}|"(?:[^"\\]|\\.)*")'
 
-# A preference, with the parameters that none of ours has, as far as the next comma. Possessive: a
-# header of nothing but spaces would otherwise be read again from each of them.
+# A preference up to the next comma, with parameters, which are ignored. The quantifiers are
+# possessive, or the time for a header of spaces would grow with the square of its length.
 PREFERENCE = re.compile(
     rf"(?:^|,)\s*+({NAME})\s*+(?:=\s*+({VALUE})?\s*+)?(?:;[^,]*+)?(?=,|$)",
 )
 
-# More seconds than any deadline has, and nothing that a clock could not count.
+# The limit of nine digits is above every deadline, and below what a clock cannot count.
 SECONDS = re.compile(r'"?([0-9]{1,9})"?')
 
 
 @dataclass(frozen=True)
 class Preferences:
-    """Whether to answer before the request is final, and how long to wait; None for no wait."""
+    """Whether to answer before the request is final, and how long to wait; None means no wait."""
 
     respond_async: bool = False
     wait_seconds: int | None = None
@@ -29,22 +29,22 @@ NO_PREFERENCES = Preferences()
 
 
 def read_prefer(lines: Sequence[str]) -> Preferences:
-    """What the Prefer headers of a call ask for; what is not known or cannot be read is left out.
+    """The preferences in the Prefer headers of a call, without those that are unknown or invalid.
 
-    Of a preference that is there twice the first counts.
+    If a preference is repeated, the first one counts.
     """
-    asked: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in PREFERENCE.findall(",".join(lines)):
-        asked.setdefault(name.lower(), value)
-    seconds = SECONDS.fullmatch(asked.get("wait", ""))
-    return Preferences("respond-async" in asked, int(seconds[1]) if seconds else None)
+        values.setdefault(name.lower(), value)
+    seconds = SECONDS.fullmatch(values.get("wait", ""))
+    return Preferences("respond-async" in values, int(seconds[1]) if seconds else None)
 
 
 def read_quality(accept: str, media_type: str) -> float:
-    """How much an Accept header wants this media type; 0.0 when it does not name it."""
-    for named in accept.split(","):
-        name, *parameters = (part.strip().lower() for part in named.split(";"))
+    """The quality value of this media type in an Accept header; 0.0 when it is not named."""
+    for entry in accept.split(","):
+        name, *parameters = (part.strip().lower() for part in entry.split(";"))
         if name == media_type:
-            said = next((p[2:] for p in parameters if p.startswith("q=")), "1")
-            return float(said) if re.fullmatch(r"[01](\.[0-9]{0,3})?", said) else 0.0
+            quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+            return float(quality) if re.fullmatch(r"[01](\.[0-9]{0,3})?", quality) else 0.0
     return 0.0

@@ -1,4 +1,4 @@
-"""An answer or a problem has one HTTP form, whichever route sends it."""
+"""Each answer and each problem has one HTTP form, the same for every route."""
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
@@ -9,17 +9,17 @@ from partway.app.problems import PROBLEM_MEDIA_TYPE, Problem
 from partway.app.requests.answer import Answer
 
 
-def answer_reply(answer: Answer | None, wanted: Preferences = NO_PREFERENCES) -> Response:
+def answer_reply(answer: Answer | None, applied: Preferences = NO_PREFERENCES) -> Response:
     """The HTTP form of an answer, 202 for an early one; Problem 404 when there is none."""
     if answer is None:
-        raise Problem("unknown-request", "There is no request of this id.")
+        raise Problem("unknown-request", "There is no request with this id.")
     headers = {"Partway-Outcome": answer.status} | content_location(answer.id)
-    is_early = wanted.respond_async and answer.status == "running"
-    applied = ["respond-async"] if is_early else []
-    if wanted.wait_seconds is not None:
-        applied.append(f"wait={wanted.wait_seconds}")
-    if applied:
-        headers["Preference-Applied"] = ", ".join(applied)
+    is_early = applied.respond_async and answer.status == "running"
+    preferences = ["respond-async"] if is_early else []
+    if applied.wait_seconds is not None:
+        preferences.append(f"wait={applied.wait_seconds}")
+    if preferences:
+        headers["Preference-Applied"] = ", ".join(preferences)
     if is_early:
         headers["Location"] = headers["Content-Location"]
     return Response(

@@ -1,4 +1,4 @@
-"""Programs send, read, watch and cancel requests by these routes."""
+"""Programs send, read, stream and cancel requests by these routes."""
 
 import asyncio
 import logging
@@ -37,8 +37,10 @@ from partway.app.requests.service import Begun, RequestService, log_fields
 
 log = logging.getLogger("partway.app")
 
-# Checked by us: the framework would refuse a wrong id in another form.
-PublicId = Annotated[str, Path(description="The caller's own id.", json_schema_extra=ID_IN_PATH)]
+# FastAPI does not check the pattern, since it would refuse a wrong id with a problem of its own.
+PublicId = Annotated[
+    str, Path(description="The id that the caller chose.", json_schema_extra=ID_IN_PATH)
+]
 
 # The problems of each group of routes, by their kinds.
 KEY_PROBLEMS = ("unauthorized", "forbidden")
@@ -51,7 +53,7 @@ async def begin(service: RequestService, call: Call, tenant: str, public_id: str
     """Read the body of a call, and store its request or attach to the one of the same id."""
     arrived = time.monotonic()
     raw = await read_body(call, service.settings.max_body_bytes)
-    # In a thread: splitting a document of two megabytes would make every other call wait.
+    # In a thread, since every other call would wait while a document of two megabytes is split.
     new = await asyncio.to_thread(
         read_submission,
         *(raw, call.headers.get("content-type"), public_id, str(uuid.uuid4()), service.settings),
@@ -65,10 +67,10 @@ async def answer(
 ) -> Response:
     """Store the request, wait until it is closed, and answer: POST and PUT from end to end."""
     as_events = wants_events(call)
-    # No event of a request can have been read before POST has made the request.
+    # Before a POST there is no request, so no event of it can have been read.
     last_event_id = call.headers.get("last-event-id") if as_events and public_id else None
     position = read_position(last_event_id)
-    wanted = read_prefer(call.headers.getlist("prefer"))
+    preferences = read_prefer(call.headers.getlist("prefer"))
     arrived = time.monotonic()
     begun = await begin(service, call, tenant, public_id)
     request = begun.request
@@ -77,29 +79,30 @@ async def answer(
         return events_reply(service, tenant, request, position, begun, open_call)
     if request is not None and request.status == "active":
         open_call.due_at = request.ends_at
-        if wanted.respond_async:
+        if preferences.respond_async:
             service.detached.track(request)
-            if wanted.wait_seconds:
+            if preferences.wait_seconds:
                 async with disconnecting(call) as has_left:
-                    await service.wait_at_most(request, wanted.wait_seconds, has_left)
+                    await service.wait_at_most(request, preferences.wait_seconds, has_left)
         else:
             async with disconnecting(call) as has_left:
-                # A caller that attached ends nothing: the first one may still be waiting.
-                ends = has_left if begun.ends_with_its_caller else never_disconnects
-                await service.wait_until_closed(request, ends)
-    found = await read_answer(service.db, tenant, begun.public_id)
-    if found is not None:
-        took = {"duration_ms": round((time.monotonic() - arrived) * 1000)}
+                # A caller that attached closes nothing when it leaves: the first may still wait.
+                closes = has_left if begun.ends_with_its_caller else never_disconnects
+                await service.wait_until_closed(request, closes)
+    current = await read_answer(service.db, tenant, begun.public_id)
+    if current is not None:
+        duration_ms = round((time.monotonic() - arrived) * 1000)
         log.info(
             "request answered",
-            extra=log_fields(tenant, begun.public_id, request) | took | {"outcome": found.status},
+            extra=log_fields(tenant, begun.public_id, request)
+            | {"duration_ms": duration_ms, "outcome": current.status},
         )
-        open_call.outcome = "client_gone" if await call.is_disconnected() else found.status
-    return answer_reply(found, wanted if wanted.respond_async else NO_PREFERENCES)
+        open_call.outcome = "client_gone" if await call.is_disconnected() else current.status
+    return answer_reply(current, preferences if preferences.respond_async else NO_PREFERENCES)
 
 
 async def read(service: RequestService, call: Call, tenant: str, public_id: str) -> Response:
-    """The answer as it is now, or after the wait that the call prefers."""
+    """The answer as it is now, or after the wait that the call asks for."""
     check_public_id(public_id)
     seconds = read_prefer(call.headers.getlist("prefer")).wait_seconds
     if seconds:
@@ -107,8 +110,8 @@ async def read(service: RequestService, call: Call, tenant: str, public_id: str)
         if request is not None and request.status == "active":
             async with disconnecting(call) as has_left:
                 await service.wait_at_most(request, seconds, has_left)
-    found = await service.read(tenant, public_id)
-    return answer_reply(found, Preferences(wait_seconds=seconds))
+    current = await service.read(tenant, public_id)
+    return answer_reply(current, Preferences(wait_seconds=seconds))
 
 
 async def watch(service: RequestService, call: Call, tenant: str, public_id: str) -> Response:
@@ -139,7 +142,7 @@ def request_routes(service: RequestService) -> APIRouter:
         responses=begin_responses(*KEY_PROBLEMS, *BODY_PROBLEMS, *LIMIT_PROBLEMS),
     )
     async def post_request(call: Call, caller: Requester) -> Response:
-        """Split, wait, answer; the server names the request."""
+        """Split the document, wait for its segments, and answer. The server chooses the id."""
         response = await answer(service, call, caller.tenant, None)
         return await with_rate_headers(response, caller.tenant)
 
@@ -151,7 +154,7 @@ def request_routes(service: RequestService) -> APIRouter:
         ),
     )
     async def put_request(call: Call, public_id: PublicId, caller: Requester) -> Response:
-        """The same under the caller's own id. A retry attaches, or gets the same answer."""
+        """The same with an id that the caller chose. A retry attaches, or gets the same answer."""
         response = await answer(service, call, caller.tenant, check_public_id(public_id))
         return await with_rate_headers(response, caller.tenant)
 
@@ -161,7 +164,7 @@ def request_routes(service: RequestService) -> APIRouter:
         responses=answer_responses(*KEY_PROBLEMS, *ID_PROBLEMS, headers=PREFERENCE_APPLIED),
     )
     async def get_request(call: Call, public_id: PublicId, caller: Requester) -> Response:
-        """The answer as it is now. `Prefer: wait=N` waits for its end, at most N seconds."""
+        """The answer as it is now. `Prefer: wait=N` waits for the end, at most N seconds."""
         return await read(service, call, caller.tenant, public_id)
 
     @router.get(
@@ -171,14 +174,14 @@ def request_routes(service: RequestService) -> APIRouter:
         responses=event_responses(*KEY_PROBLEMS, *ID_PROBLEMS),
     )
     async def get_events(call: Call, public_id: PublicId, caller: Requester) -> Response:
-        """The answer as it grows, event by event. Last-Event-ID resumes a broken stream."""
+        """The answer while it grows, as events. Last-Event-ID resumes a broken stream."""
         return await watch(service, call, caller.tenant, public_id)
 
     @router.delete(
         "/v1/requests/{public_id}", responses=answer_responses(*KEY_PROBLEMS, *ID_PROBLEMS)
     )
     async def cancel_request(public_id: PublicId, caller: Requester) -> Response:
-        """Cancel. What is done is billed; what is running may still become done."""
+        """Cancel the request. Done segments are billed; running ones can still become done."""
         check_public_id(public_id)
         return answer_reply(await service.cancel(caller.tenant, public_id))
 

@@ -1,4 +1,4 @@
-"""A browser must not keep a key, so it exchanges the key for a session that ends by itself."""
+"""A browser must not store a key, so it exchanges the key for a session that expires."""
 
 import re
 import secrets
@@ -15,25 +15,25 @@ from partway.app.problems import Problem
 from partway.app.requests.service import RequestService
 from partway.store.database import Database
 
-# A key in a form, and where to go next; nothing longer is one.
+# Enough for a key and the path of a page.
 MAX_FORM_BYTES = 8192
 
 FORM = "application/x-www-form-urlencoded"
 
-# A path of this site. A browser takes a second slash, or a backslash, for the name of another.
+# A path of this site. If a slash or backslash follows the first slash, browsers read a host name.
 OWN_PATH = re.compile(r"/(?:[!-.0-\[\]-~][!-\[\]-~]*)?")
 
 
 @dataclass(frozen=True)
 class Login:
-    """What a login form says: the key, and the page of ours to go to."""
+    """The fields of a login form: the key, and the path of the page to open next."""
 
     key: str
     next: str
 
 
 def read_login(raw: bytes, content_type: str | None) -> Login:
-    """The form of POST /login, with `/` where it names no page of ours; Problem 415 for no form."""
+    """The form of POST /login; Problem 415 when it is no form. Paths of other sites become `/`."""
     if (content_type or "").split(";")[0].strip().lower() != FORM:
         raise Problem("unsupported-media-type", f"Send the key as {FORM}.")
     fields = parse_qs(raw.decode("utf-8", "replace"))
@@ -41,7 +41,7 @@ def read_login(raw: bytes, content_type: str | None) -> Login:
     return Login(fields.get("key", [""])[0].strip(), path if OWN_PATH.fullmatch(path) else "/")
 
 
-# Again with the same token, should the reply be lost, it changes nothing.
+# If the reply is lost, it runs again with the same token and changes nothing.
 BEGIN_SESSION = """
 INSERT INTO sessions (hash, key_hash, created_at)
 SELECT %s, hash, NOW(6)
@@ -60,10 +60,10 @@ LIMIT  100
 
 
 async def begin_session(db: Database, key: str) -> str | None:
-    """The token of a new session of this key; None when it is nobody's key.
+    """The token of a new session of this key; None when the key is not valid.
 
-    Each login deletes up to 100 sessions that have ended. So the table grows no larger than the
-    logins of half a day, and those after which nobody has logged in yet.
+    Each login also deletes expired sessions, so that their number stays near that of the logins of
+    twelve hours.
     """
     token = secrets.token_urlsafe(32)
     if not await db.write(BEGIN_SESSION, (digest(token), digest(key))):
@@ -76,7 +76,7 @@ END_SESSION = "DELETE FROM sessions WHERE hash = %s"
 
 
 async def end_session(db: Database, token: str) -> None:
-    """Nothing; afterwards this session is over, if it was one."""
+    """End this session, if it exists."""
     await db.write(END_SESSION, (digest(token),))
 
 
@@ -93,7 +93,7 @@ def session_routes(service: RequestService) -> APIRouter:
         if token is None:
             if "text/html" in call.headers.get("accept", ""):
                 return RedirectResponse(f"/login?{urlencode({'wrong': 1, 'next': form.next})}", 303)
-            raise unauthorized("This is no key, or it was revoked.")
+            raise unauthorized("This is not a key, or it was revoked.")
         response = RedirectResponse(form.next, 303)
         response.set_cookie(
             COOKIE,
@@ -101,14 +101,14 @@ def session_routes(service: RequestService) -> APIRouter:
             max_age=SESSION_HOURS * 3600,
             httponly=True,
             samesite="strict",
-            # Where a proxy ends TLS, only the browser knows of it.
+            # Behind a proxy that ends TLS, only the browser's origin shows https.
             secure="https" in (call.scope["scheme"], call.headers.get("origin", "").split(":")[0]),
         )
         return response
 
     @router.post("/logout")
     async def logout(call: Call) -> Response:
-        """End the session of this browser, then redirect to the first page."""
+        """End the session of this browser, then redirect to the start page."""
         token = call.cookies.get(COOKIE)
         if token is not None:
             await end_session(service.db, token)

@@ -1,4 +1,4 @@
-"""A caller may read its answer as server-sent events, from where its last stream broke off."""
+"""A caller can read its answer as server-sent events, and resume a stream that broke off."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from partway.app.requests.answer import Request
 from partway.app.requests.events import EVENTS, StreamPosition, stream, unknown_position
 from partway.app.requests.service import Begun, RequestService
 
-# A slow reader holds this much and what its socket holds, never a whole answer.
+# So much is held in memory for a slow reader, besides its socket buffer, never a whole answer.
 PIECE_BYTES = 65_536
 
 # A proxy must neither store the events nor send them to another caller.
@@ -27,16 +27,16 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """Events piece by piece; no more are made once their reader has disconnected."""
+    """A response of events in pieces. Their generator is closed when the reader disconnects."""
 
     async def stream_response(self, send: Send) -> None:
-        """Send the pieces; nothing comes back."""
+        """Send the pieces, then close the generator."""
         async with aclosing(cast(AsyncGenerator[bytes, None], self.body_iterator)):
             await super().stream_response(send)
 
 
 def wants_events(call: Call) -> bool:
-    """Whether a caller prefers events to one answer."""
+    """Whether the Accept header prefers events to one answer."""
     accept = ",".join(call.headers.getlist("accept"))
     return read_quality(accept, EVENTS) > read_quality(accept, "application/json")
 
@@ -47,13 +47,13 @@ async def disconnecting(call: Call) -> AsyncIterator[Callable[[], bool]]:
 
     Only for a call whose body was read.
     """
-    # After the body nothing else can be received. Waiting for it costs nothing; asking at each
-    # poll took a quarter of a node's time with many calls waiting.
-    last = asyncio.ensure_future(call.receive())
+    # After the body only the disconnect can be received. One task that waits for it costs nothing.
+    # To ask at each poll took a quarter of a node's time with many waiting calls.
+    message = asyncio.ensure_future(call.receive())
     try:
-        yield lambda: last.done() and last.result()["type"] == "http.disconnect"
+        yield lambda: message.done() and message.result()["type"] == "http.disconnect"
     finally:
-        last.cancel()
+        message.cancel()
 
 
 def events_reply(
@@ -66,8 +66,8 @@ def events_reply(
 ) -> Response:
     """The events that a reader at this position lacks; 204 when it has read the `end` already.
 
-    `begun` says how the call came to the request, and `open_call` counts it; both are None for a
-    call that only reads.
+    `begun` says how the call began its request, and `open_call` counts the call. Both are None for
+    a call that only reads.
     """
     known = position.indexes(request.segments) if position is not None else None
     if position is not None and position.is_end:
@@ -75,7 +75,7 @@ def events_reply(
             raise unknown_position()
         if open_call is not None:
             open_call.outcome = request.status
-        # A browser reconnects when a stream has ended, until it is told that there is no more.
+        # A browser reconnects when a stream has ended; a 204 stops it.
         return Response(status_code=204)
     if open_call is not None and request.status == "active":
         open_call.due_at = request.ends_at
@@ -89,7 +89,7 @@ def events_reply(
                     yield event[first : first + PIECE_BYTES]
         has_ended = True
         if open_call is not None:
-            # Without an answer at its end the request goes on, and its reader reconnects.
+            # A stream that ends without an answer leaves the request running, to be resumed.
             answer = subscription.answer
             open_call.end(answer.status if answer is not None else "running")
 

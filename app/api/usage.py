@@ -1,4 +1,4 @@
-"""The person who pays asks what was metered, and compares it with the answers of the callers."""
+"""Those who pay read what was metered, in sums or records, and compare it with their answers."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from partway.app.requests.submission import PUBLIC_ID
 from partway.store.database import Database, Row
 from partway.store.times import point_in_time
 
-# How many records are in memory at once.
+# How many records are read at once, to limit the memory.
 PAGE = 1000
 
 SUMS = ("segments", "input_characters", "output_characters")
@@ -26,7 +26,7 @@ EVERYBODY = "*"
 
 @dataclass(frozen=True)
 class Period:
-    """Whose usage is asked for, and of what time (UTC, as the database keeps it)."""
+    """The tenant whose usage is read, or all tenants, and from when until when (UTC)."""
 
     tenant: str
     since: datetime
@@ -34,7 +34,7 @@ class Period:
 
 
 class Sum(BaseModel):
-    """Of so many requests, in Unicode code points."""
+    """The sums over some requests; characters are Unicode code points."""
 
     requests: int = 0
     segments: int = 0
@@ -43,7 +43,7 @@ class Sum(BaseModel):
 
 
 class StatusSum(Sum):
-    """Of the requests that ended in this way."""
+    """The sums over the requests that ended in this way."""
 
     status: Literal["completed", "cancelled", "abandoned"]
     billed: bool
@@ -52,11 +52,13 @@ class StatusSum(Sum):
 class UsageAnswer(BaseModel):
     """What was metered in a period."""
 
-    tenant: str = Field(description=f"Whose; {EVERYBODY} for all.")
-    since: datetime = Field(serialization_alias="from", description="Metered then or later.")
-    until: datetime = Field(serialization_alias="to", description="Metered before then.")
+    tenant: str = Field(description=f"The tenant; {EVERYBODY} for all.")
+    since: datetime = Field(
+        serialization_alias="from", description="Metered at this time or later."
+    )
+    until: datetime = Field(serialization_alias="to", description="Metered before this time.")
     billed: Sum = Field(description="What is to be paid.")
-    unbilled: Sum = Field(description="What it cost and nobody pays: nobody was answered.")
+    unbilled: Sum = Field(description="What was computed for abandoned requests. It is not billed.")
     by_status: list[StatusSum]
 
 
@@ -67,15 +69,17 @@ SELECT NOW(6) AS now,
 
 
 async def read_period(db: Database, tenant: str, since: str | None, until: str | None) -> Period:
-    """What a call asks about, this month where it names no time; Problem 422 for no such period."""
-    # To the database, a name with other letters than it keeps is no question but an error.
+    """The period of a call; without times, this month so far. Problem 422 when it is not valid."""
+    # The database fails on characters that its columns cannot hold.
     if tenant != EVERYBODY and PUBLIC_ID.fullmatch(tenant) is None:
-        raise Problem("invalid-request", f"tenant must be the name of one, or {EVERYBODY} for all.")
+        raise Problem(
+            "invalid-request", f"tenant must be the name of a tenant, or {EVERYBODY} for all."
+        )
     month = (await db.read(THIS_MONTH))[0]
     began = month["began"] if since is None else read_time("from", since)
     ended = month["now"] if until is None else read_time("to", until)
     if began > ended:
-        # Exchanged by mistake they would look like a month in which nothing is to be paid.
+        # If both are swapped by mistake, the answer would say that nothing is to be paid.
         raise Problem(
             "invalid-request",
             f"from must not be later than to: from is {began}, to is {ended} (UTC).",
@@ -84,14 +88,14 @@ async def read_period(db: Database, tenant: str, since: str | None, until: str |
 
 
 def read_time(name: str, text: str) -> datetime:
-    """The time of this name as the database keeps it; Problem 422 when it is none."""
+    """The time in this parameter, in the form of the database; Problem 422 when it is no time."""
     try:
         return point_in_time(text)
     except ValueError:
         raise Problem(
             "invalid-request",
-            f"{name} must be a date such as 2026-12-01 or a time such as 2026-12-01T09:30:00Z, "
-            "with + as %2B.",
+            f"{name} must be a date such as 2026-12-01, or a time such as 2026-12-01T09:30:00Z. "
+            "Write + as %2B.",
         ) from None
 
 
@@ -99,7 +103,7 @@ NEXT_TENANT = "SELECT MIN(tenant) AS tenant FROM meter WHERE tenant > %s"
 
 
 async def tenants(db: Database, period: Period) -> AsyncIterator[str]:
-    """Whose usage is asked for, one after the other."""
+    """The tenants of a period, one after the other."""
     if period.tenant != EVERYBODY:
         yield period.tenant
         return
@@ -135,9 +139,9 @@ ORDER  BY status
 
 
 async def by_day(db: Database, period: Period) -> AsyncIterator[list[Row]]:
-    """The sums of each day (UTC) that has any, by how the requests ended.
+    """The sums of each day (UTC) with records, by how the requests ended.
 
-    Day by day, since the database would need longer for a year at once than a call may take.
+    Each day is a query of its own: the database would take longer for a year than a call may take.
     """
     async for tenant in tenants(db, period):
         since = period.since
@@ -156,7 +160,7 @@ async def by_day(db: Database, period: Period) -> AsyncIterator[list[Row]]:
             since = until
 
 
-# The place of the last record, since many may be settled at the same time.
+# A page begins after the time and the id of the last record, since many can have the same time.
 RECORDS = """
 SELECT settled_at, tenant, public_id AS id, status, billed,
        segments, input_characters, output_characters
@@ -185,7 +189,7 @@ async def by_request(db: Database, period: Period) -> AsyncIterator[list[Row]]:
 
 
 async def sum_usage(db: Database, period: Period) -> UsageAnswer:
-    """The sums of a period, by whether they are billed and by how the requests ended."""
+    """The sums of a period: billed, not billed, and by how the requests ended."""
     answer = UsageAnswer(
         tenant=period.tenant,
         since=period.since.replace(tzinfo=UTC),
@@ -194,18 +198,18 @@ async def sum_usage(db: Database, period: Period) -> UsageAnswer:
         unbilled=Sum(),
         by_status=[],
     )
-    endings: dict[str, StatusSum] = {}
+    by_status: dict[str, StatusSum] = {}
     async for rows in by_day(db, period):
         for row in rows:
-            ending = StatusSum(status=row["status"], billed=row["billed"])
-            add(endings.setdefault(row["status"], ending), row)
+            empty = StatusSum(status=row["status"], billed=row["billed"])
+            add(by_status.setdefault(row["status"], empty), row)
             add(answer.billed if row["billed"] else answer.unbilled, row)
-    answer.by_status = [endings[status] for status in sorted(endings)]
+    answer.by_status = [by_status[status] for status in sorted(by_status)]
     return answer
 
 
 def add(total: Sum, row: Row) -> None:
-    """Nothing; afterwards the total holds these figures too."""
+    """Add the figures of a row to the total."""
     for name in Sum.model_fields:
         setattr(total, name, getattr(total, name) + row[name])
 
@@ -213,14 +217,14 @@ def add(total: Sum, row: Row) -> None:
 async def as_csv(
     columns: Sequence[str], first: list[Row], more: AsyncIterator[list[Row]]
 ) -> AsyncIterator[str]:
-    """Rows as CSV (RFC 4180), a piece for each page of them; the names of the columns first."""
-    yield as_csv_lines([columns, *([written(row[name]) for name in columns] for row in first)])
+    """Rows as CSV (RFC 4180) after a line of column names, one piece for each page of rows."""
+    yield as_csv_lines([columns, *([to_text(row[name]) for name in columns] for row in first)])
     async for rows in more:
-        yield as_csv_lines([written(row[name]) for name in columns] for row in rows)
+        yield as_csv_lines([to_text(row[name]) for name in columns] for row in rows)
 
 
-def written(value: object) -> str:
-    """A value as other programs read it."""
+def to_text(value: object) -> str:
+    """A value in the form that other programs read."""
     if isinstance(value, datetime):
         return f"{value.isoformat(timespec='microseconds')}Z"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -108,7 +108,7 @@ async def test_what_names_no_key_or_more_than_one_revokes_none(url: str, db: Dat
     one = await said_by(url, "revoke", "ab" * 31 + "01")
 
     assert unknown == (1, "", "keys revoke: no key begins with abac\n")
-    assert both == (1, "", "keys revoke: more than one key begins with abab: write more of it\n")
+    assert both == (1, "", "keys revoke: more than one key begins with abab: give more digits\n")
     assert one[0] == 0
     rows = await db.read("SELECT revoked_at IS NULL AS works FROM access_keys ORDER BY hash")
     assert [row["works"] for row in rows] == [0, 1]
