@@ -12,7 +12,10 @@ from httpx_sse import EventSource
 from partway.client import call
 from partway.client.answer import Answer, End, Event, Options
 from partway.client.call import RETRY_SECONDS, Call, RetryPolicy, Stream, http_options, read_reply
-from partway.client.problems import Problem
+from partway.client.problems import NotPartway, Problem
+
+# For example text that is declared as gzip: something between the node and the client changed it.
+UNDECODABLE = "{} answered with content that cannot be decoded"
 
 
 class Partway:
@@ -73,6 +76,8 @@ class Partway:
                         if isinstance(event, End):
                             return
                     raise httpx.ReadError("the stream ended before the End event")
+            except httpx.DecodingError as error:
+                raise NotPartway(UNDECODABLE.format(self.url)) from error
             except (httpx.TransportError, Problem) as error:
                 time.sleep(stream.retry_policy.wait_seconds(error))
 
@@ -81,6 +86,8 @@ class Partway:
         while True:
             try:
                 return read_reply(self._http.request(**vars(request)))
+            except httpx.DecodingError as error:
+                raise NotPartway(UNDECODABLE.format(self.url)) from error
             except (httpx.TransportError, Problem) as error:
                 time.sleep(retry_policy.wait_seconds(error))
 
@@ -140,6 +147,8 @@ class AsyncPartway:
                             if isinstance(event, End):
                                 return
                     raise httpx.ReadError("the stream ended before the End event")
+            except httpx.DecodingError as error:
+                raise NotPartway(UNDECODABLE.format(self.url)) from error
             except (httpx.TransportError, Problem) as error:
                 await asyncio.sleep(stream.retry_policy.wait_seconds(error))
 
@@ -148,5 +157,7 @@ class AsyncPartway:
         while True:
             try:
                 return read_reply(await self._http.request(**vars(request)))
+            except httpx.DecodingError as error:
+                raise NotPartway(UNDECODABLE.format(self.url)) from error
             except (httpx.TransportError, Problem) as error:
                 await asyncio.sleep(retry_policy.wait_seconds(error))

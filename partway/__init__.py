@@ -53,19 +53,24 @@ __all__ = [
 FOR_HANDLERS = ("Context", "Reject", "Retry")
 
 
-def __getattr__(name: str) -> object:
-    """Import a public name at its first use: the process of a handler needs no HTTP client."""
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which would accept every name.
 
-        return version("partway")
-    if name not in __all__:
-        raise AttributeError(f"module 'partway' has no attribute {name!r}")
-    from importlib import import_module
+    def __getattr__(name: str) -> object:
+        """Import a public name at its first use: the process of a handler needs no HTTP client."""
+        if name == "__version__":
+            from importlib.metadata import version
 
-    module = import_module("partway.worker.handler" if name in FOR_HANDLERS else "partway.client")
-    value = globals()[name] = getattr(module, name)
-    return value
+            return version("partway")
+        if name not in __all__:
+            raise AttributeError(f"module 'partway' has no attribute {name!r}")
+        from importlib import import_module
+
+        module = import_module(
+            "partway.worker.handler" if name in FOR_HANDLERS else "partway.client"
+        )
+        value = globals()[name] = getattr(module, name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -284,15 +284,22 @@ def main(channel: socket.socket, max_output_characters: int, name: str) -> None:
         call(handler, "close", runner)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the handler that the arguments name, until the parent says that the child closes."""
+    channel_number, parent_id, max_output_characters, name = sys.argv[1:]
     # The parent has checked this setting. Reading settings again would take longer than the rest of
     # the start. WARNING, because httpx logs whole URLs at INFO, which can contain texts.
     start_log("worker", os.environ.get("PARTWAY_LOG_FORMAT", "auto"), logging.WARNING)
-    end_with_parent(parent_id=int(sys.argv[2]))
+    end_with_parent(int(parent_id))
     leave_signals_to_parent()
-    # Opened here and not in main(), so that it stays open until the process has ended: the parent
-    # kills a child whose socket is closed, and exit hooks may need some time.
-    parent = socket.socket(fileno=int(sys.argv[1]))
+    # The handler's folder comes last, so that no file in it replaces a module of Partway, of Python
+    # or of a library. A folder that was deleted holds no handler.
+    with contextlib.suppress(FileNotFoundError):
+        sys.path.append(os.getcwd())
+    parent = socket.socket(fileno=int(channel_number))
+    # A copy that nothing closes keeps the channel open until the process has ended: the parent
+    # kills a child whose channel is closed, and exit hooks may need some time.
+    os.dup(parent.fileno())
     # A program that a handler starts must not keep the socket open after this process has ended.
     parent.set_inheritable(False)
-    main(parent, int(sys.argv[3]), sys.argv[4])
+    main(parent, int(max_output_characters), name)

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,9 @@ class Context:
 def load(name: str) -> Any:
     """Import the handler called `name`; HandlerError when there is none.
 
-    A name is "package.module:name", searched in the current directory first, or the short name of a
-    handler that comes with Partway.
+    A name is "package.module:name", or the short name of a handler that comes with Partway. A child
+    searches its folder last: a module of Python or of an installed package is found before a file
+    that has the same name.
     """
     module_name, colon, attribute = BUILT_IN.get(name, name).partition(":")
     if not (module_name and colon and attribute):
@@ -68,9 +70,11 @@ def load(name: str) -> Any:
         handler = getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:
         # An import runs the code of the module, which can raise anything.
-        raise HandlerError(
-            f"handler {name!r} cannot be imported: {describe_error(error)}"
-        ) from error
+        why = describe_error(error)
+        if module_name in sys.modules:
+            # It was imported, perhaps from another place than the author thinks.
+            why += f" ({getattr(sys.modules[module_name], '__file__', None) or 'built in'})"
+        raise HandlerError(f"handler {name!r} cannot be imported: {why}") from error
     if not callable(handler):
         kind = type(handler).__name__
         raise HandlerError(f"handler {name!r} cannot be called: it is of type {kind}")

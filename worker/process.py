@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 # How long the last output of a dead child may take to arrive.
@@ -140,6 +141,19 @@ class Attempt:
     quarantined: bool = False
 
 
+# The folder that holds this Partway, and the code of a child. It imports the same Partway, also if
+# another one is installed, and then removes the folder, which can hold other modules too.
+INSTALLED_IN = str(Path(__file__).parents[2])
+CHILD_CODE = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import partway
+del sys.path[0]
+from partway.worker.child import run
+run()
+"""
+
+
 def start_child(
     handler: str, max_output_characters: int
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -147,14 +161,17 @@ def start_child(
     ours, theirs = socket.socketpair()
     with theirs, contextlib.ExitStack() as on_error:
         on_error.enter_context(ours)
-        # S603: the program is this Python, with a module of Partway.
+        # S603: the program is this Python, with code of Partway.
         process = subprocess.Popen(  # noqa: S603
             [
                 sys.executable,
                 # Unbuffered, so that what a handler prints is not lost when it is killed.
                 "-u",
-                "-m",
-                "partway.worker.child",
+                # Without the current folder, which the child adds after everything else.
+                "-P",
+                "-c",
+                CHILD_CODE,
+                INSTALLED_IN,
                 str(theirs.fileno()),
                 str(os.getpid()),
                 str(max_output_characters),

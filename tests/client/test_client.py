@@ -207,6 +207,19 @@ async def test_another_server_is_not_taken_for_partway(
             await caller.call(server.url, "submit", "One.", id="mine")
 
 
+async def test_a_reply_that_cannot_be_decoded_is_not_partways(caller: Caller) -> None:
+    torn = reply(200, "application/json", "{}", "Content-Encoding: gzip")
+    torn_stream = reply(200, "text/event-stream", "data: {}", "Content-Encoding: gzip")
+    async with scripted(torn, torn, torn_stream) as server:
+        for ask in (
+            caller.call(server.url, "get", "mine"),
+            caller.events(server.url, "One."),
+            caller.events(server.url, "One."),
+        ):
+            with pytest.raises(NotPartway, match=f"{server.url}.*cannot be decoded"):
+                await ask
+
+
 async def test_a_server_that_stays_away_is_given_up(caller: Caller) -> None:
     async with scripted() as server:
         gone = server.url

@@ -418,6 +418,23 @@ async def test_ctrl_c_cancels_and_says_what_is_billed(
     assert closed.status == "cancelled"
 
 
+async def test_sigterm_cancels_like_ctrl_c(
+    programs: Programs, db: Database, runs: Runs, letter: str
+) -> None:
+    run = runs.start(letter, url=str((await node(programs)).base_url))
+    request = await arrived(db)
+
+    run.process.send_signal(signal.SIGTERM)
+    status, out, errors = await run.end()
+
+    assert (status, out) == (143, b"")
+    assert errors.splitlines()[0].startswith("partway: cancelling")
+    assert errors.splitlines()[1].startswith("partway: cancelled: 0 of 3 segments")
+    closed = await find_request(db, request.public_id)
+    assert closed is not None
+    assert closed.status == "cancelled"
+
+
 async def test_what_still_runs_after_a_cancel_is_said_to_be_billed_too(
     programs: Programs, db: Database, runs: Runs, letter: str
 ) -> None:
@@ -456,8 +473,9 @@ async def test_a_request_that_never_came_costs_nothing(monkeypatch: pytest.Monke
     assert said == "cancelled before it was stored; nothing is billed"
 
 
-async def test_a_second_ctrl_c_leaves_the_request_running_and_says_so(
-    runs: Runs, letter: str
+@pytest.mark.parametrize("second, wanted", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_second_signal_leaves_the_request_running_and_says_so(
+    runs: Runs, letter: str, second: signal.Signals, wanted: int
 ) -> None:
     for_ever = asyncio.Event()
     async with scripted([for_ever], [for_ever]) as server:
@@ -465,10 +483,10 @@ async def test_a_second_ctrl_c_leaves_the_request_running_and_says_so(
         await wait_until(lambda: server.was_asked("PUT /v1/requests/mine"), "the request")
         run.process.send_signal(signal.SIGINT)
         await wait_until(lambda: server.was_asked("DELETE /v1/requests/mine"), "the cancel")
-        run.process.send_signal(signal.SIGINT)
+        run.process.send_signal(second)
         status, out, errors = await run.end()
 
-    assert (status, out) == (130, b"")
+    assert (status, out) == (wanted, b"")
     assert "not cancelled; the request continues: retry with --id mine to attach to it" in errors
     assert "Traceback" not in errors
 

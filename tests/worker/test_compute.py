@@ -627,7 +627,8 @@ def test_a_child_whose_parent_is_not_the_one_it_was_told_ends_at_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         number = str(theirs.fileno())
-        command = [sys.executable, "-m", "partway.worker.child", number, "1", "10", "sleep"]
+        run = "from partway.worker.child import run; run()"
+        command = [sys.executable, "-c", run, number, "1", "10", "sleep"]
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         theirs.close()
         ours.settimeout(BOUND_SECONDS)

@@ -14,11 +14,14 @@ from tests.worker.test_compute import computing, said, work
 
 ROOT = Path(__file__).parents[2]
 
+# As it is installed: `python -m partway` would run a partway.py of the folder.
+COMMAND = Path(sys.executable).with_name("partway")
+
 
 def try_out(*argv: str, given: bytes = b"", folder: Path = ROOT) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of a trial."""
     ended = subprocess.run(
-        [sys.executable, "-m", "partway", "worker", "try", *argv],
+        [COMMAND, "worker", "try", *argv],
         input=given,
         capture_output=True,
         cwd=folder,
@@ -141,6 +144,70 @@ def test_a_trial_finds_a_handler_in_the_current_folder_and_reads_standard_input(
 
     assert (status, out) == (0, "GRÖSSE!\n")
     assert "thinking" in err
+
+
+# What a user's own folder may hold: files with the names of our folders, and of what we import.
+OWN_NAMES = ("app/__init__", "worker", "store", "client", "batch", "partway", "click", "json")
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path) -> Path:
+    """A folder with a handler, and with modules that raise when they are imported."""
+    for name in OWN_NAMES:
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"raise SystemExit('the module {name} of the user was imported')\n")
+    (tmp_path / "mine.py").write_text(
+        "import json\n"
+        "from partway import Context, Reject, Retry\n"
+        "def handler(text: str, ctx: Context) -> str:\n"
+        "    return text.upper()\n"
+    )
+    return tmp_path
+
+
+def test_no_file_beside_a_handler_stands_in_for_a_module_of_ours(own_folder: Path) -> None:
+    status, out, err = try_out("--handler", "mine:handler", "--text", "hé", folder=own_folder)
+
+    assert (status, out) == (0, "HÉ\n"), err
+
+
+def test_python_m_partway_takes_the_modules_of_the_folder_last_too(own_folder: Path) -> None:
+    # Python itself would run this one: it looks into the folder before anything of ours is run.
+    (own_folder / "partway.py").unlink()
+    of_mine = ("--handler", "mine:handler", "--text", "x")
+    ended = subprocess.run(
+        [sys.executable, "-m", "partway", "worker", "try", *of_mine],
+        capture_output=True,
+        cwd=own_folder,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout) == (0, b"X\n"), ended.stderr
+
+
+def test_a_handler_may_be_called_like_a_folder_of_ours(own_folder: Path) -> None:
+    for path in ("app/mt.py", "worker.py"):
+        (own_folder / path).write_text("def handler(text, ctx):\n    return __name__\n")
+    (own_folder / "app/__init__.py").write_text("")
+
+    tried = [
+        try_out("--handler", f"{module}:handler", "--text", "x", folder=own_folder)
+        for module in ("app.mt", "worker")
+    ]
+
+    assert [(status, out) for status, out, _ in tried] == [(0, "app.mt\n"), (0, "worker\n")]
+
+
+def test_a_handler_called_like_a_module_of_python_is_refused_with_the_place_of_that(
+    own_folder: Path,
+) -> None:
+    status, _, err = try_out("--handler", "json:handler", "--text", "x", folder=own_folder)
+
+    assert status == 1
+    assert "module 'json' has no attribute 'handler' (" in err
+    assert err.endswith("json/__init__.py)\n")
 
 
 @pytest.mark.parametrize(
