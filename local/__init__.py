@@ -1,1 +1,1 @@
-"""One machine stands in for a deployment: a private database server, and the programs around it."""
+"""Runs a whole deployment on one machine: a private database server, and the programs."""

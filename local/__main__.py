@@ -1,4 +1,4 @@
-"""`make run`: a whole Partway on this machine, a document answered and billed, until Ctrl-C."""
+"""`make run`: runs all of Partway on this machine, and shows a document answered and billed."""
 
 import argparse
 import contextlib
@@ -29,13 +29,13 @@ SAMPLE = TREE / "local" / "sample.txt"
 WORKERS = 4
 DEADLINE_SECONDS = 30
 
-# Short, since a person waits for the bill; a deployment keeps its answers for longer.
+# Short, since a person waits for the bill. In a deployment, the retention is longer.
 RETENTION_SECONDS = 5
 
-# What is open at Ctrl-C has so long, and is answered with what is done by then.
+# After Ctrl-C, open calls and running segments have this long to finish.
 LAST_SECONDS = 5
 
-# Longer than a program takes that still has a call or a segment open when it is told to end.
+# Longer than a program needs to end when it still has an open call or a running segment.
 END_SECONDS = 40.0
 READY_SECONDS = 60.0
 
@@ -49,21 +49,21 @@ Partway is up. Open {url}/ in a browser, or from another terminal:
   curl -s {url}/v1/requests -H 'Content-Type: application/json' \\
     -d '{{"document": "The train is late. The soup is hot.", "deadline_ms": 10000}}'
 
-To look into it, or to add a worker that has the same handler:
+To look at the state, or to add a worker with the same handler:
 
   . .venv/bin/activate
   export PARTWAY_DATABASE_URL='{database_url}'
   partway status
 
-Answers are kept here for {keep} s, not a minute. Ctrl-C ends everything."""
+The retention of answers is {retention} s here, not a minute. Ctrl-C ends everything."""
 
 
 class RunError(Exception):
-    """What went wrong, in words for the person at the terminal."""
+    """An error message for the person at the terminal."""
 
 
 class Programs:
-    """The programs that run, so that each can be watched and all be ended in order."""
+    """The running programs: each is watched, and all are ended in order."""
 
     def __init__(
         self, logs: Path, lock: int, environment: Mapping[str, str], server: Server | None
@@ -73,11 +73,11 @@ class Programs:
         self.environment = environment
         self.server = server
         self.running: dict[str, Popen[bytes]] = {}
-        self.words: dict[str, tuple[str, ...]] = {}
+        self.arguments: dict[str, tuple[str, ...]] = {}
 
     def start(self, name: str, *arguments: str) -> None:
-        """Start `partway …` in the tree; its log is called like it."""
-        self.words[name] = arguments
+        """Start `partway …` in the checkout; `name` is also the name of its log."""
+        self.arguments[name] = arguments
         log = self.logs / f"{name}.log"
         log.unlink(missing_ok=True)
         command = (sys.executable, "-m", "partway", *arguments)
@@ -86,9 +86,9 @@ class Programs:
         )
 
     def check(self) -> None:
-        """Nothing while all run; Failure names the first that has ended, the server included.
+        """Raise RunError when a program, or the server, has ended.
 
-        What was killed is started again, as in a deployment: whoever tries that wants to see it.
+        A program that was killed is started again, as in a deployment, so that a person can try it.
         """
         if self.server is not None and self.server.process is not None:
             status = self.server.process.poll()
@@ -98,7 +98,7 @@ class Programs:
             status = process.poll()
             if status is not None and status < 0:
                 say(f"{name} was killed by signal {-status} and is started again")
-                self.start(name, *self.words[name])
+                self.start(name, *self.arguments[name])
             elif status is not None:
                 log = self.logs / f"{name}.log"
                 raise RunError(
@@ -107,7 +107,7 @@ class Programs:
                 )
 
     def end(self) -> None:
-        """End all, bounded: who asks while somebody still computes, then who computes, then all."""
+        """End all programs: first the app, whose calls need the workers, and the batch last."""
         for kind in ("app", "worker", "batch"):
             group = [process for name, process in self.running.items() if name.startswith(kind)]
             for process in group:
@@ -117,16 +117,18 @@ class Programs:
 
 
 def main() -> int:
-    """The exit status: 0 when told to end, 1 when something did not work."""
+    """Run until stopped; returns the exit status: 0, or 1 after an error."""
     parser = argparse.ArgumentParser(prog="python -m local", description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="the port of the app")
     parser.add_argument(
         "--folder", type=Path, default=TREE / ".run", help="where data and logs are kept"
     )
     parser.add_argument(
-        "--handler", default="apertium", help="what the workers compute with (apertium)"
+        "--handler", default="apertium", help="the handler of the workers (apertium)"
     )
-    parser.add_argument("--parent", type=int, help="end when our parent, this process, dies")
+    parser.add_argument(
+        "--parent", type=int, help="the process number of the parent: end when it dies"
+    )
     arguments = parser.parse_args()
     for number in STOPS:
         signal.signal(number, stop)
@@ -144,96 +146,96 @@ def main() -> int:
 
 
 def stop(_number: int, _frame: FrameType | None) -> None:
-    """Begin to end, once: a terminal that closes may send several signals at the same time."""
+    """Start to end, once: a terminal that closes can send several signals."""
     ignore_stops()
     raise KeyboardInterrupt
 
 
 def ignore_stops() -> None:
-    """From here on nothing interrupts us: every step that follows has its bound."""
+    """Ignore further signals: every step after this has a time limit."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def run(folder: Path, port: int, handler: str) -> None:
-    """Start everything, show what it does, and stay until we are to end."""
+    """Start everything, show one document, and wait until a signal."""
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with held(folder, logs) as lock, database(folder) as (database_url, server):
+    with locked(folder, logs) as lock, database(folder) as (database_url, server):
         check_port_is_free(port)
-        here = {
+        defaults = {
             "PARTWAY_BATCH_RETENTION_SECONDS": str(RETENTION_SECONDS),
-            # Only this machine reaches it, and whoever tries it has no key yet.
+            # Only this machine can reach the app, and a person who tries it has no key yet.
             "PARTWAY_APP_KEYLESS": "on",
-            # What the page can offer here: the language pair that setup.sh installs.
+            # The page offers the language pair that setup.sh installs.
             **({"PARTWAY_APP_PAGE_PARAMS": APERTIUM_OFFERS} if handler == "apertium" else {}),
-            # A person reads these files.
+            # A person reads these logs.
             "PARTWAY_LOG_FORMAT": "text",
-            # And waits at the terminal when it is to end.
+            # A person waits at the terminal for the end.
             "PARTWAY_APP_DRAIN_SECONDS": str(LAST_SECONDS),
             "PARTWAY_WORKER_GRACE_SECONDS": str(LAST_SECONDS),
         }
-        environment = {**here, **os.environ, "PARTWAY_DATABASE_URL": database_url}
+        environment = {**defaults, **os.environ, "PARTWAY_DATABASE_URL": database_url}
         programs = Programs(logs, lock, environment, server)
         try:
             say(f"Starting the app, {WORKERS} workers with {handler}, and the batch …")
             programs.start("batch", "batch")
             programs.start("app", "app", "--port", str(port))
             for number in range(1, WORKERS + 1):
-                words = ("worker", "--handler", handler, "--concurrency", "2")
-                programs.start(f"worker-{number}", *words)
+                arguments = ("worker", "--handler", handler, "--concurrency", "2")
+                programs.start(f"worker-{number}", *arguments)
             url = f"http://127.0.0.1:{port}"
-            # No proxy stands between us and our own machine, whatever the environment says.
+            # trust_env=False: a proxy of the environment must not be used for this machine.
             with httpx.Client(base_url=url, trust_env=False) as http:
                 wait_until_ready(http, programs)
                 show(http, programs)
-            kept = programs.environment["PARTWAY_BATCH_RETENTION_SECONDS"]
-            say(HOW_TO_CALL.format(url=url, database_url=database_url, keep=kept))
-            stay(programs)
+            retention = programs.environment["PARTWAY_BATCH_RETENTION_SECONDS"]
+            say(HOW_TO_CALL.format(url=url, database_url=database_url, retention=retention))
+            watch(programs)
         finally:
             ignore_stops()
-            say(f"\nEnding the app, the workers and the batch; what is open has {LAST_SECONDS} s …")
+            say(f"\nEnding the app, the workers and the batch; open calls have {LAST_SECONDS} s …")
             programs.end()
 
 
 @contextlib.contextmanager
-def held(folder: Path, logs: Path) -> Iterator[int]:
-    """The lock that the programs inherit; Failure when another run has this folder.
+def locked(folder: Path, logs: Path) -> Iterator[int]:
+    """Lock the folder; the programs inherit the lock. RunError when another run has locked it.
 
-    There are two. The first is ours alone and answers at once. The second lasts as long as any
-    program of a run that was killed, and those are about to end.
+    There are two locks. Only this process has the first, so it is checked without a wait. Programs
+    hold the second, also those of a run that was killed: they end soon.
     """
     try:
-        ours = hold(folder, 0)
+        run_lock = hold(folder, 0)
     except ServerError:
         raise RunError(f"a `make run` is up already (it uses {folder}); end it first") from None
     try:
         try:
-            lock = hold(logs, 0)
+            programs_lock = hold(logs, 0)
         except ServerError:
-            say("Waiting for what is left of the last run to end …")
-            lock = hold(logs, END_SECONDS)
+            say("Waiting for the programs of the last run to end …")
+            programs_lock = hold(logs, END_SECONDS)
         try:
-            yield lock
+            yield programs_lock
         finally:
-            os.close(lock)
+            os.close(programs_lock)
     finally:
-        os.close(ours)
+        os.close(run_lock)
 
 
 @contextlib.contextmanager
 def database(folder: Path) -> Iterator[tuple[str, Server | None]]:
-    """The URL of the database we were told to use, or that of a private server, and the server."""
-    told = os.environ.get("PARTWAY_DATABASE_URL")
-    if told:
-        yield told, None
+    """The URL of the database, and its private server; None when PARTWAY_DATABASE_URL is set."""
+    url = os.environ.get("PARTWAY_DATABASE_URL")
+    if url:
+        yield url, None
         return
     program = next(filter(None, map(find, KINDS)), None)
     if program is None:
         raise RunError("there is no database server; local/setup.sh run installs one")
     server_folder = folder / program.kind
     if not fits(server_folder):
-        # A tree may lie deeper than the path of a socket can reach.
+        # The path of the checkout can be too long for a Unix socket.
         name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
         server_folder = cache() / "run" / name / program.kind
     server = Server(program, server_folder)
@@ -249,24 +251,24 @@ def database(folder: Path) -> Iterator[tuple[str, Server | None]]:
             server.stop()
 
 
-def stay(programs: Programs) -> None:
-    """Come back when the terminal has gone; a signal or a Failure ends the stay as well.
+def watch(programs: Programs) -> None:
+    """Check the programs until the terminal closes, or until a signal or a RunError.
 
-    A terminal that closes sends SIGHUP to the leader of its session alone. Where that is a shell,
-    it passes it on to us; where it is make, nobody does.
+    A terminal that closes sends SIGHUP only to the leader of its session. A shell passes it on to
+    its children, but make does not.
     """
     terminal = select.poll()
     for stream in (sys.stdin, sys.stdout):
         if stream.isatty():
-            terminal.register(stream, 0)  # A hang-up is reported without being asked for.
+            terminal.register(stream, 0)  # A hang-up is always reported.
     while not terminal.poll(500):
         programs.check()
 
 
 def check_port_is_free(port: int) -> None:
-    """Nothing when we can listen there; Failure otherwise."""
+    """Raise RunError when the port is in use."""
     with socket.socket() as probe:
-        # As the app will ask: calls that have just ended do not count.
+        # As in the app: connections that have just ended do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -278,9 +280,9 @@ def check_port_is_free(port: int) -> None:
 
 
 def wait_until_ready(http: httpx.Client, programs: Programs) -> None:
-    """Nothing once the app can take requests; Failure when it does not come to that."""
+    """Wait until the app is ready for requests; RunError when that takes too long."""
     give_up = time.monotonic() + READY_SECONDS
-    said = "it does not answer"
+    reason = "it does not answer"
     while time.monotonic() < give_up:
         programs.check()
         try:
@@ -290,13 +292,13 @@ def wait_until_ready(http: httpx.Client, programs: Programs) -> None:
             continue
         if answer.status_code == 200:
             return
-        said = answer.text
+        reason = answer.text
         time.sleep(0.1)
-    raise RunError(f"the app was not ready within {READY_SECONDS:.0f} s: {said}")
+    raise RunError(f"the app was not ready within {READY_SECONDS:.0f} s: {reason}")
 
 
 def show(http: httpx.Client, programs: Programs) -> None:
-    """Have the sample translated, and show the answer and then its bill."""
+    """Send the sample, and show the answer and then its bill."""
     document = SAMPLE.read_text(encoding="utf-8")
     request_id = f"sample-{secrets.token_hex(4)}"
     say(
@@ -307,7 +309,7 @@ def show(http: httpx.Client, programs: Programs) -> None:
         "document": document,
         "language": "en",
         "deadline_ms": DEADLINE_SECONDS * 1000,
-        # What is not done in time stands there in English, so that there is always a text to show.
+        # Missing segments are shown in English, so that there is always a document to show.
         "on_missing": "source",
     }
     sent = time.monotonic()
@@ -318,40 +320,45 @@ def show(http: httpx.Client, programs: Programs) -> None:
         f"\n{bold('The answer')}  {counts['done']} of {counts['total']} segments done, after "
         f"{seconds:.1f} of {DEADLINE_SECONDS} s"
         + "".join(
-            f", {counts[word]} {word.replace('_', ' ')}"
-            for word in ("failed", "timed_out", "cancelled")
-            if counts[word]
+            f", {counts[name]} {name.replace('_', ' ')}"
+            for name in ("failed", "timed_out", "cancelled")
+            if counts[name]
         )
         + "\n"
     )
     for source, result in first_lines(document, answer["document"]):
         say(f"{source}\n{colour(result)}\n")
-    keep = programs.environment["PARTWAY_BATCH_RETENTION_SECONDS"]
-    say(f"The answer is kept for {keep} s, then the batch bills and deletes it …")
-    show_bill(programs, http, request_id, answer["usage"], float(keep))
+    retention = programs.environment["PARTWAY_BATCH_RETENTION_SECONDS"]
+    say(f"The answer is kept for {retention} s, then the batch bills and deletes it …")
+    show_bill(programs, http, request_id, answer["usage"], float(retention))
 
 
 def show_bill(
-    programs: Programs, http: httpx.Client, request_id: str, usage: Mapping[str, Any], keep: float
+    programs: Programs,
+    http: httpx.Client,
+    request_id: str,
+    usage: Mapping[str, Any],
+    retention_seconds: float,
 ) -> None:
-    """Wait for the settlement and show it; Failure when the bill is not the answer."""
-    give_up = time.monotonic() + keep + READY_SECONDS
+    """Wait for the settlement and show the bill; RunError when it differs from the answer."""
+    limit_seconds = retention_seconds + READY_SECONDS
+    give_up = time.monotonic() + limit_seconds
     while True:
-        found = call(programs, http, "GET", f"/v1/requests/{request_id}", also=410)
-        metered = found.get("metered")
+        body = call(programs, http, "GET", f"/v1/requests/{request_id}", also=410)
+        metered = body.get("metered")
         if metered is not None:
             break
         if time.monotonic() > give_up:
-            raise RunError(f"{request_id} was not settled within {keep + READY_SECONDS:.0f} s")
+            raise RunError(f"{request_id} was not settled within {limit_seconds:.0f} s")
         time.sleep(0.25)
     say(
         f"\n{bold('The bill')}    {metered['segments']} segments, "
         f"{metered['input_characters']:,} characters in, "
         f"{metered['output_characters']:,} characters out"
     )
-    for measure in ("segments", "input_characters", "output_characters"):
-        if metered[measure] != usage[measure]:
-            raise RunError(f"the answer said {usage[measure]} {measure}, which is not the bill")
+    for figure in ("segments", "input_characters", "output_characters"):
+        if metered[figure] != usage[figure]:
+            raise RunError(f"the bill has {metered[figure]} {figure}, the answer {usage[figure]}")
     say("            exactly what was answered")
 
 
@@ -364,7 +371,7 @@ def call(
     json: Mapping[str, Any] | None = None,
     also: int = 200,
 ) -> dict[str, Any]:
-    """The JSON that comes back; Failure for a status that is neither 200 nor `also`."""
+    """Make one HTTP call; returns its JSON. RunError for a status that is not 200 or `also`."""
     try:
         response = http.request(method, path, json=json, timeout=DEADLINE_SECONDS + END_SECONDS)
     except httpx.TransportError as error:
@@ -372,12 +379,12 @@ def call(
         raise RunError(f"{method} {path}: {error}") from error
     if response.status_code not in (200, also):
         raise RunError(f"{method} {path} was answered with {response.status_code}: {response.text}")
-    found: dict[str, Any] = response.json()
-    return found
+    body: dict[str, Any] = response.json()
+    return body
 
 
 def first_lines(document: str, translated: str) -> list[tuple[str, str]]:
-    """The first three lines that are not blank, and what became of them, each cut to the width."""
+    """The first three lines that are not blank, with their translations, cut to the width."""
     width = min(shutil.get_terminal_size().columns, 100) - 2
     sides = [
         [textwrap.shorten(line, width, placeholder=" …") for line in text.splitlines() if line][:3]
@@ -387,31 +394,31 @@ def first_lines(document: str, translated: str) -> list[tuple[str, str]]:
 
 
 def say(line: str) -> None:
-    """Print a line; a terminal that has gone must not keep us from ending what we started."""
+    """Print a line. A closed terminal must not stop this process from ending its programs."""
     try:
         print(line, flush=True)
     except OSError:
-        # Python would try once more at its end, and complain.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        # Otherwise Python would flush again at exit, and print an error.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
-def bold(words: str) -> str:
-    """The words as a terminal shows them bold, plain where it is no terminal."""
-    return painted("1", words)
+def bold(text: str) -> str:
+    """The text in bold, or plain when standard output is not a terminal."""
+    return styled("1", text)
 
 
-def colour(words: str) -> str:
-    """The words in colour, plain where it is no terminal."""
-    return painted("36", words)
+def colour(text: str) -> str:
+    """The text in colour, or plain when standard output is not a terminal."""
+    return styled("36", text)
 
 
-def painted(code: str, words: str) -> str:
-    """The words with a terminal's code around them, where there is a terminal that wants it."""
+def styled(code: str, text: str) -> str:
+    """The text with a control sequence around it, if the terminal and NO_COLOR allow it."""
     if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        return words
-    return f"\033[{code}m{words}\033[0m"
+        return text
+    return f"\033[{code}m{text}\033[0m"
 
 
 if __name__ == "__main__":

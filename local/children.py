@@ -1,4 +1,4 @@
-"""A child process must not outlive its starter, not even one that is killed."""
+"""Starts child processes that end when their parent ends, even when the parent is killed."""
 
 import ctypes
 import os
@@ -8,18 +8,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# From <linux/prctl.h>; Python has no name for it.
+# From <linux/prctl.h>; Python has no constant for it.
 PR_SET_PDEATHSIG = 1
 
-# Loaded here and not in the child: between fork and exec a child must do as little as it can.
+# Loaded here and not in the child, which must do as little as possible between fork and exec.
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel send this process SIGTERM when its parent, the process `parent`, dies."""
+    """Let the kernel send this process SIGTERM when its parent, the process `parent`, dies."""
     if LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
-    # A parent that died before the line above sends nothing: then we have another parent by now.
+    # If the parent died before the call above, there is no signal, but another parent now.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -32,11 +32,12 @@ def start(
     cwd: Path | None = None,
     keep: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command that ends when we do, its output appended to `log`; `keep` stays open in it.
+    """Start a command that ends with this process. Its output is appended to `log`.
 
-    It gets a session of its own, so that Ctrl-C reaches only us and we end our children in order.
+    The file descriptors `keep` stay open in it. It gets its own session, so that Ctrl-C reaches
+    only this process, which then ends its children in order.
     """
-    # The kernel watches the thread that forks, and would end the child when that thread returns.
+    # The kernel watches the thread that forks, and would end the child when that thread ends.
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a child process is tied to the thread that starts it: use the main one")
     parent = os.getpid()
@@ -55,13 +56,13 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Ask a child to end, kill it and its own children after `seconds`; return its exit status."""
+    """Send SIGTERM to a child, and kill it and its children after `seconds`; its exit status."""
     process.terminate()
     return await_end(process, seconds)
 
 
 def await_end(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """The same for a child that was asked already: asked twice, our programs end at once."""
+    """Wait for a child that has got SIGTERM already: a second one would end a program at once."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -70,7 +71,7 @@ def await_end(process: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The end of a log, indented, to be shown below what went wrong; empty when there is none."""
+    """The last lines of a log, indented, for an error message; "" when there is no log."""
     if not log.exists():
         return ""
     lines = log.read_text(errors="replace").splitlines()[-count:]

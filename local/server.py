@@ -1,4 +1,4 @@
-"""A private database server: data and socket of its own, so it meets no other on the machine.
+"""Starts a private database server, with its own data and socket, beside others on the machine.
 
     server = Server(find("mariadb"), folder)
     server.start()
@@ -6,8 +6,8 @@
     os.environ["PARTWAY_DATABASE_URL"] = server.url("partway")
     server.stop()
 
-The programs come in as `partway`, who may do anything inside a database and nothing to the server;
-`execute` comes in as root. The server ends when we do, however we end.
+The programs log in as `partway`, which has all rights in a database and none on the server;
+`execute` logs in as root. The server ends when this process ends, in whatever way.
 """
 
 import contextlib
@@ -34,16 +34,16 @@ from local import children
 
 KINDS = ("mariadb", "mysql")
 
-# A private server is young, but its machine may be busy: only a server that hangs meets this.
+# Long, since the machine may be busy: only a server that hangs takes so long.
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 ASK_AGAIN_SECONDS = 0.2
 
-# The kernel allows 107 bytes; a round number is easier to tell a person.
+# The kernel allows 107 bytes. A round number is clearer in the error message.
 LONGEST_SOCKET = 100
 
-# What the programs need to come in. "%" as a host would also let in other machines; there is no
-# way in from those, since TCP is off or on the loopback address.
+# The account of the programs. The host "%" would also allow other machines, but they cannot
+# connect: TCP is off, or on the loopback address only.
 ACCOUNT = (
     "CREATE USER partway@'%' IDENTIFIED BY 'partway'",
     "GRANT ALL ON `%`.* TO partway@'%'",
@@ -51,12 +51,12 @@ ACCOUNT = (
 
 
 class ServerError(Exception):
-    """A private server did not do what it was asked; the message ends with the last of its log."""
+    """A private server failed. The message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A database server that can be started: its kind, its version, and the words to start it."""
+    """A database server that can be started: its kind, its version, and its command."""
 
     kind: str
     version: str
@@ -64,15 +64,15 @@ class Program:
 
 
 def cache() -> Path:
-    """The folder, outside the tree, for what is made once for each machine."""
-    own = os.environ.get("PARTWAY_CACHE")
-    if own:
-        return Path(own)
+    """The folder, outside the checkout, for what is made once per machine."""
+    folder = os.environ.get("PARTWAY_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partway"
 
 
 def find(kind: str) -> Program | None:
-    """The "mariadb" or "mysql" server of this machine; None when it has none."""
+    """Find the "mariadb" or "mysql" server of this machine; None when there is none."""
     for command in (*_installed(), *_unpacked(cache() / "mysql-sid")):
         program = _identify(command)
         if program is not None and program.kind == kind:
@@ -81,16 +81,16 @@ def find(kind: str) -> Program | None:
 
 
 def _installed() -> list[tuple[str, ...]]:
-    # Debian keeps servers where the PATH of a person does not look.
-    places = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
-    found = (shutil.which(name, path=places) for name in ("mariadbd", "mysqld"))
-    return [(path,) for path in found if path is not None]
+    # Debian installs servers in folders that are not in the PATH of a person.
+    folders = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
+    paths = (shutil.which(name, path=folders) for name in ("mariadbd", "mysqld"))
+    return [(path,) for path in paths if path is not None]
 
 
 def _unpacked(tree: Path) -> list[tuple[str, ...]]:
-    """How to run the mysqld that setup.sh unpacked; empty when it has not.
+    """The command of the mysqld that setup.sh unpacked; [] when there is none.
 
-    It comes from a newer system, so it brings its own C library, and that library's own loader.
+    It is from a newer system, so it needs its own C library, and the loader of that library.
     """
     mysqld = tree / "usr/sbin/mysqld"
     loaders = sorted(tree.glob("usr/lib/*/ld-linux*.so*"))
@@ -102,17 +102,17 @@ def _unpacked(tree: Path) -> list[tuple[str, ...]]:
 
 @functools.cache
 def _identify(command: tuple[str, ...]) -> Program | None:
-    """Ask a server what it is: both answer to the name mysqld; None when it cannot say.
+    """Read the kind and version of a server, since both can be called mysqld; None on an error.
 
-    It is asked once: each test that runs on both servers looks for them.
+    The result is cached: each test that runs on both servers calls this.
     """
-    asked = subprocess.run(
+    result = subprocess.run(
         (*command, "--version"), capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
-    version = re.search(r"Ver (\S+)", asked.stdout)
-    if asked.returncode != 0 or version is None:
+    version = re.search(r"Ver (\S+)", result.stdout)
+    if result.returncode != 0 or version is None:
         return None
-    kind = "mariadb" if "MariaDB" in asked.stdout else "mysql"
+    kind = "mariadb" if "MariaDB" in result.stdout else "mysql"
     return Program(kind, version[1], command)
 
 
@@ -127,7 +127,7 @@ class Server:
         self.options = tuple(options)
         self.socket = _socket(self.folder)
         self.log = self.folder / "server.log"
-        # One port for the life of this object, so that a server started again is found again.
+        # The same port for the life of this object, so that clients find a restarted server.
         self.port = _free_port() if tcp else None
         self.process: subprocess.Popen[bytes] | None = None
         if not fits(self.folder):
@@ -137,13 +137,13 @@ class Server:
             )
 
     def start(self) -> None:
-        """Start on the data in the folder, or on fresh data, and return when it answers."""
+        """Start the server on the data in the folder, or on fresh data; wait until it answers."""
         if self.process is not None:
             raise ServerError(f"the private {self.program.kind} server runs already")
-        # Nobody else on the machine shall reach a root without a password.
+        # The root account has no password, so other users of the machine must not reach the socket.
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The server inherits the lock, so it is held until the server is gone, not only we: one
-        # started right after its starter was killed must not answer for the one still ending.
+        # The server inherits the lock. So after this process was killed, the next server starts
+        # only when the old one has ended, and not while that still answers.
         lock = hold(self.folder, STOP_SECONDS)
         try:
             if not (self.folder / "data").exists():
@@ -154,37 +154,37 @@ class Server:
         self._wait_until_it_answers()
 
     def stop(self) -> None:
-        """End in order, keeping the data; nothing to do when it does not run."""
+        """Shut the server down and keep its data; does nothing when it does not run."""
         if self.process is not None:
             status = _end(self.process)
             self.process = None
-            # Very early, a starting server has no handler yet and has written nothing.
+            # Early in its start, a server has no signal handler yet and has written nothing.
             if status not in (0, -signal.SIGTERM):
-                raise ServerError(f"the server ended with status {status}:\n{self._last_words()}")
+                raise ServerError(f"the server ended with status {status}:\n{self._log_end()}")
 
     def kill(self) -> None:
-        """End it like a power cut; what was committed is there at the next start."""
+        """Kill the server; what was committed is there at the next start."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
-            # Who meets this name now shall hear "nobody there", as after a stop.
-            for left_over in self.folder.glob("socket*"):
-                left_over.unlink()
+            # A client must get the same error as after a stop: no such file.
+            for path in self.folder.glob("socket*"):
+                path.unlink()
 
     def url(self, database: str) -> str:
-        """PARTWAY_DATABASE_URL for a database, over the Unix socket."""
-        where = urlencode({"unix_socket": str(self.socket)}, quote_via=quote)
-        return f"mysql://partway:partway@localhost/{database}?{where}"
+        """The PARTWAY_DATABASE_URL of a database, over the Unix socket."""
+        query = urlencode({"unix_socket": str(self.socket)}, quote_via=quote)
+        return f"mysql://partway:partway@localhost/{database}?{query}"
 
     def tcp_url(self, database: str) -> str:
-        """PARTWAY_DATABASE_URL for a database, over TCP; only for a server made with tcp=True."""
+        """The PARTWAY_DATABASE_URL of a database, over TCP; needs a server with tcp=True."""
         if self.port is None:
             raise ServerError("this private server has TCP off: make it with tcp=True")
         return f"mysql://partway:partway@127.0.0.1:{self.port}/{database}"
 
     def connect(self, database: str | None = None) -> "pymysql.connections.Connection[Any]":
-        """A connection as root, with autocommit; the caller closes it."""
+        """Open a connection as root, with autocommit; the caller closes it."""
         return pymysql.connect(
             unix_socket=str(self.socket),
             user="root",
@@ -211,11 +211,11 @@ class Server:
             f"--pid-file={self.folder / 'data' / 'server.pid'}",
             *_network(self.port),
             "--character-set-server=utf8mb4",
-            # A commit is on the disk before it is answered, as on a server that matters.
+            # A commit is on the disk before it is answered, as in production.
             "--innodb-flush-log-at-trx-commit=1",
-            # Small, for several run side by side on a small machine.
+            # Small, since several servers run at once on a small machine.
             "--innodb-buffer-pool-size=64M",
-            # A test holds a hundred claims open, each on a connection of its own.
+            # A test keeps a hundred claims open, each on its own connection.
             "--max-connections=500",
             *self.options,
         )
@@ -233,11 +233,11 @@ class Server:
                 continue
             self.kill()
             raise ServerError(
-                f"the private {self.program.kind} server {reason}:\n{self._last_words()}"
+                f"the private {self.program.kind} server {reason}:\n{self._log_end()}"
             )
 
     def _answers(self) -> bool:
-        # PyMySQL leaves its socket open when nobody listens, and we ask many times.
+        # PyMySQL does not close its socket when the connect fails, and this is called many times.
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self.socket))
@@ -254,14 +254,14 @@ class Server:
             raise ServerError(f"the private {self.program.kind} server does not run")
         return self.process
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         return f"{children.last_lines(self.log)}\n    (all of it: {self.log})"
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """The exit status of a server that is asked to end, and killed after STOP_SECONDS.
+    """Stop a server, and kill it after STOP_SECONDS; returns its exit status.
 
-    It is asked again and again: MariaDB loses a SIGTERM that comes early in its start.
+    SIGTERM is sent repeatedly: MariaDB loses one that arrives early in its start.
     """
     give_up = time.monotonic() + STOP_SECONDS
     while time.monotonic() < give_up:
@@ -272,7 +272,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def fits(folder: Path) -> bool:
-    """Whether the path of a server's socket would not be too long in this folder."""
+    """Whether the path of a server's socket in this folder is short enough."""
     return len(os.fsencode(_socket(folder))) <= LONGEST_SOCKET
 
 
@@ -281,9 +281,9 @@ def _socket(folder: Path) -> Path:
 
 
 def hold(folder: Path, seconds: float) -> int:
-    """Lock a folder for one process and what inherits the number returned; waits `seconds`.
+    """Lock a folder for this process and for children that inherit the returned file descriptor.
 
-    The lock is on the folder itself, so there is no lock file to leave behind.
+    Waits up to `seconds`. The lock is on the folder itself, so no lock file is left behind.
     """
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     give_up = time.monotonic() + seconds
@@ -299,17 +299,17 @@ def hold(folder: Path, seconds: float) -> int:
 
 
 def _base_command(program: Program, datadir: Path) -> tuple[str, ...]:
-    # --no-defaults must come first, and settings of the machine's own server never apply.
+    # --no-defaults must be first. The settings of the machine's own server must not apply.
     command = program.command
     if "--no-defaults" not in command:
         command = (*command, "--no-defaults")
     command = (*command, f"--datadir={datadir}")
     if os.geteuid() == 0:
-        # Both refuse to be root unless told so. Another user would cost the tie to our own life:
-        # the kernel drops it when a process changes its credentials.
+        # Both servers refuse to run as root without this. With another user, the server would not
+        # end with this process: the kernel drops that signal when a process changes its user.
         command = (*command, "--user=root")
     if program.kind == "mysql":
-        # Neither a folder for files nor the X protocol's port is used here.
+        # The folder for import files and the port of the X protocol are not used here.
         command = (*command, "--secure-file-priv=NULL", "--mysqlx=OFF")
     return command
 
@@ -328,7 +328,7 @@ def _free_port() -> int:
 
 
 def _fresh_data(program: Program) -> Path:
-    """The data of a server that nobody has used yet, made once for each machine and version."""
+    """The data folder of an unused server, made once per machine and version."""
     folder = cache() / "fresh" / f"{program.kind}-{program.version}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = hold(folder, START_SECONDS)
@@ -342,28 +342,28 @@ def _fresh_data(program: Program) -> Path:
 
 
 def _make_fresh_data(program: Program, fresh: Path) -> None:
-    # In a place of its own: the path of the cache may be too long for a socket.
-    with tempfile.TemporaryDirectory(prefix="partway-") as place:
-        made = Path(place)
+    # In a temporary folder: the path of the cache may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="partway-") as path:
+        temporary = Path(path)
         if program.kind == "mariadb":
-            command = _mariadb_install(program, made / "data")
+            command = _mariadb_install(program, temporary / "data")
         else:
-            command = (*_base_command(program, made / "data"), "--initialize-insecure")
-        log = made / "initialise.log"
+            command = (*_base_command(program, temporary / "data"), "--initialize-insecure")
+        log = temporary / "initialise.log"
         status = children.start(command, log).wait(START_SECONDS)
         if status != 0:
             raise ServerError(
                 f"fresh {program.kind} data could not be made (status {status}):\n"
                 f"{children.last_lines(log)}"
             )
-        server = Server(program, made)
+        server = Server(program, temporary)
         server.start()
         try:
             for statement in ACCOUNT:
                 server.execute(statement)
         finally:
             server.stop()
-        _copy(made / "data", fresh)
+        _copy(temporary / "data", fresh)
 
 
 def _mariadb_install(program: Program, datadir: Path) -> tuple[str, ...]:
@@ -376,16 +376,16 @@ def _mariadb_install(program: Program, datadir: Path) -> tuple[str, ...]:
         "--no-defaults",
         f"--datadir={datadir}",
         "--auth-root-authentication-method=normal",
-        # Its anonymous user would stand before ours at every login over the socket.
+        # Otherwise its anonymous user would match first at every login over the socket.
         "--skip-test-db",
         *as_root,
     )
 
 
 def _copy(fresh: Path, datadir: Path) -> None:
-    # Under another name first: half a copy must not pass for data at the next start.
+    # First under another name: at the next start, half a copy must not be used as data.
     part = datadir.with_name("data.part")
     shutil.rmtree(part, ignore_errors=True)
-    # Nine tenths of it are zeros that no statement has written over yet.
+    # Sparse, since nine tenths of fresh data are zeros.
     subprocess.run(("cp", "-R", "--sparse=always", fresh, part), check=True)
     part.rename(datadir)

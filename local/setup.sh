@@ -1,14 +1,14 @@
 #!/bin/sh
-# Makes a bare Debian or Ubuntu ready for `make run` or `make test`; what is there is left alone.
+# Prepares a Debian or Ubuntu machine for `make run` or `make test`. It installs only what is missing.
 #
 #   local/setup.sh run     Python packages, a database server, Apertium
-#   local/setup.sh test    that, the tools of the tests, and MySQL beside MariaDB
+#   local/setup.sh test    the same, the tools of the tests, and MySQL beside MariaDB
 #
-# With PARTWAY_DATABASE_URL set there is a database server already, and none is installed.
+# When PARTWAY_DATABASE_URL is set, no database server is installed.
 
 set -eu
 cd "$(dirname "$0")/.."
-PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # Debian keeps servers where people do not look.
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # Debian installs servers in these folders.
 
 purpose=${1:-}
 cache=${PARTWAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/partway}
@@ -23,7 +23,7 @@ has() {
     command -v "$1" >/dev/null
 }
 
-# Says what takes long, and keeps its noise for when it fails.
+# Prints what is done, and shows the output of the command only when it fails.
 quietly() {
     echo "$1 …"
     shift
@@ -42,7 +42,7 @@ find_python() {
     fail "Python 3.11 or newer is needed, and the PATH has none"
 }
 
-# Sets $root to the words that give a command the rights to install; fails when nothing does.
+# Sets $root to the prefix that runs a command as root; fails when there is no way to do so.
 find_root() {
     if [ "$(id -u)" = 0 ]; then
         root=env
@@ -72,7 +72,7 @@ missing_packages() {
         echo apertium apertium-eng-spa
     fi
     if [ -z "${PARTWAY_DATABASE_URL:-}" ]; then
-        # The client package brings my_print_defaults, which mariadb-install-db cannot do without.
+        # The client package contains my_print_defaults, which mariadb-install-db needs.
         if ! has mariadbd && ! has mysqld; then
             echo mariadb-server-core mariadb-client-core
         elif has mariadbd && ! has my_print_defaults; then
@@ -81,12 +81,12 @@ missing_packages() {
     fi
     if [ "$purpose" = test ]; then
         has apertium-apy || echo apertium-apy
-        # spin writes the checker of the model in C; gcc alone brings no headers.
+        # spin writes the checker of the model in C. gcc alone comes without headers.
         has spin && has cc || echo spin gcc libc6-dev
-        # The chaos runs set a program's clock wrong with it, and nothing else can.
+        # Chaos runs use it to set the clock of a single program wrong.
         has faketime || echo faketime
-        # The pages are tried in a real browser, and it brings no font.
-        # Without windows it takes a sixth of the time; where nothing can be installed, the whole will do.
+        # The pages are tested in a real browser, which comes without a font. The headless shell takes
+        # a sixth of the time; where it cannot be installed, an installed Chromium is used.
         if ! has chromium-headless-shell && ! has google-chrome; then
             if apt-cache show chromium-headless-shell >/dev/null 2>&1 &&
                 { ! has chromium || find_root; }; then
@@ -95,7 +95,7 @@ missing_packages() {
                 echo chromium fonts-inter
             fi
         fi
-        # Ubuntu has it only on demand. Without the right to install, MySQL is left out instead.
+        # Ubuntu does not install it by default. Without the right to install, MySQL is left out.
         if needs_mysql && [ -z "$(keyring)" ] && find_root; then
             echo debian-archive-keyring
         fi
@@ -108,9 +108,9 @@ install_packages() {
     has apt-get || fail "this machine has no apt-get; please install: $packages"
     find_root || fail "please install these, then try again: sudo apt-get install $packages"
     apt="$root DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=120"
-    # A list that cannot be renewed may still do; the installation decides.
-    quietly "Renewing the list of Debian packages" $apt update || true
-    # Nothing of the machine's own shall go, say a MySQL that cannot stand beside MariaDB.
+    # When the update fails, the installation may still succeed with the old list.
+    quietly "Updating the list of Debian packages" $apt update || true
+    # --no-remove: no package of the machine may be removed, such as a MySQL that excludes MariaDB.
     quietly "Installing $packages(about a minute)" \
         $apt install --no-install-recommends --no-remove $packages ||
         fail "apt-get could not install $packages"
@@ -129,18 +129,18 @@ install_python_packages() {
     quietly "Installing Python packages (up to a minute)" \
         .venv/bin/python -m pip install --disable-pip-version-check --editable ".[$extra]" ||
         fail "pip could not install the Python packages"
-    # What is installed for the tests is more than `make run` needs.
+    # The packages for the tests include those for `make run`.
     cp pyproject.toml .venv/installed-for-run
     [ "$purpose" = run ] || cp pyproject.toml "$stamp"
 }
 
-# Debian's stable has no MySQL, its unstable has. Mixing the two would ruin a machine, so the
-# server and all its libraries are only unpacked into a folder; that takes no root either.
+# MySQL is in Debian unstable, but not in stable. To mix the two would break a machine, so the server
+# and all its libraries are only unpacked into a folder, which needs no root.
 unpack_mysql() {
     making=$cache/mysql-making
     rm -rf "$making"
     mkdir -p "$making/lists/partial" "$making/archives/partial" "$making/tree"
-    # Nothing counts as installed, so that no library is left out.
+    # An empty status file: nothing counts as installed, so that no library is left out.
     : >"$making/status"
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' |
         head -n 1)
@@ -156,7 +156,7 @@ Dir::Etc::Preferences "/dev/null";
 Dir::Etc::PreferencesParts "/dev/null";
 APT::Sandbox::User "";
 APT::Install-Recommends "false";
-Acquire::Check-Valid-Until "false"; // A mirror that lags will do: what it has is signed all the same.
+Acquire::Check-Valid-Until "false"; // A mirror can be out of date: its packages are signed anyway.
 END
     export APT_CONFIG="$making/conf"
     apt-get -q update || return 1
@@ -172,8 +172,8 @@ has_tool() {
     has "$1" || [ -x "$cache/tools/usr/sbin/$1" ] || [ -x "$cache/tools/usr/bin/$1" ]
 }
 
-# nginx checks deploy/nginx.conf, promtool the alerts. Installed, both packages would start a server of
-# their own, so they are only unpacked; that takes no root either.
+# nginx checks deploy/nginx.conf, and promtool checks the alerts. When installed, both packages would
+# start a server, so they are only unpacked, which needs no root.
 unpack_tools() {
     making=$cache/tools-making
     rm -rf "$making"
@@ -182,7 +182,7 @@ unpack_tools() {
     for package in "$making"/*.deb; do
         dpkg-deb --extract "$package" "$making/tree" || return 1
     done
-    # promtool is in one package with the server, which nobody asks for: 50 MB.
+    # The package of promtool also contains the server, which is not needed: 50 MB.
     rm -f "$making/tree/usr/bin/prometheus"
     rm -rf "$cache/tools"
     mv "$making/tree" "$cache/tools" && rm -rf "$making"
@@ -193,13 +193,13 @@ install_tools() {
     has apt-get && has dpkg-deb || return 0
     what="Fetching nginx and promtool (20 MB, once)"
     quietly "$what" unpack_tools && return
-    # The list of packages may be old.
-    find_root && quietly "Renewing the list of Debian packages" $root apt-get update &&
+    # The list of packages may be out of date.
+    find_root && quietly "Updating the list of Debian packages" $root apt-get update &&
         quietly "$what" unpack_tools && return
-    echo "setup: the tests have no nginx and no promtool: they could not be fetched" >&2
+    echo "setup: nginx and promtool could not be fetched; the tests that need them are skipped" >&2
 }
 
-# A kind of server that is missing does not stop the tests; .run/no-KIND tells them why.
+# The tests run without a kind of server that is missing; .run/no-KIND tells them the reason.
 without() {
     echo "$2" >".run/no-$1"
     echo "setup: the tests will run without $1: $2" >&2
@@ -208,13 +208,13 @@ without() {
 install_mysql() {
     rm -f .run/no-mysql .run/no-mariadb
     if ! has mariadbd; then
-        without mariadb "MySQL is installed, and Debian lets only one of them be"
+        without mariadb "MySQL is installed, and Debian allows only one of the two"
     fi
     needs_mysql || return 0
     if ! has apt-get || ! has dpkg-deb; then
         without mysql "this machine has no mysqld, and no apt-get to fetch one"
     elif [ -z "$(keyring)" ]; then
-        without mysql "Debian's could not be verified: install debian-archive-keyring"
+        without mysql "the packages of Debian cannot be verified: install debian-archive-keyring"
     elif ! quietly "Fetching MySQL from Debian unstable (60 MB, once)" unpack_mysql; then
         rm -rf "$cache/mysql-making"
         without mysql "it could not be fetched from Debian unstable"
@@ -223,10 +223,10 @@ install_mysql() {
 
 case $purpose in
 run | test) ;;
-*) fail "say what for: local/setup.sh run, or local/setup.sh test" ;;
+*) fail "usage: local/setup.sh run, or local/setup.sh test" ;;
 esac
 mkdir -p .run "$cache"
-# One at a time, also from two trees: they share the cache.
+# One setup at a time, since all checkouts share the cache.
 exec 9<"$cache"
 flock --nonblock 9 || { echo "Waiting for another setup to end …" && flock 9; }
 find_python
