@@ -258,7 +258,7 @@ def test_a_run_waits_for_the_programs_of_one_that_was_killed_and_comes_up_on_its
 
     again = make_run(run.folder, run.port)
     try:
-        again.wait_until_shown("Waiting for what is left")
+        again.wait_until_shown("Waiting for the programs of the last run")
         os.kill(slow, signal.SIGCONT)
         again.wait_until_shown(UP)
     finally:
